@@ -7,15 +7,14 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
-use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output};
-use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use gpucr_tests::sockets::{connected, inherit, streams, taken};
 use gpucr_tests::{Lab, Pace, Program, binary, exists, finish, refused, show, undisturbed, until};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
-use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Signal, pidfd_getfd, pidfd_open};
+use rustix::process::{Pid, Signal};
 
 /// Runs gpucr by a shell, without the right to raise hard limits, after `first`.
 fn limited(lab: &Lab, first: &str, args: &[&str]) -> Result<Output> {
@@ -57,17 +56,6 @@ fn a_restore_that_has_too_few_descriptors_is_refused_and_says_what_it_needs() ->
     ensure!(output.status.success(), "{}", show(&output));
     program.let_go()?;
     program.wait_for("result ").map(drop)
-}
-
-/// Lets a command inherit a copy of this descriptor.
-fn inherit(command: &mut Command, socket: OwnedFd) {
-    // SAFETY: dup is async-signal-safe; the descriptor lives as long as the closure that has it.
-    unsafe {
-        command.pre_exec(move || {
-            std::mem::forget(rustix::io::dup(&socket)?);
-            Ok(())
-        });
-    }
 }
 
 #[test]
@@ -124,45 +112,11 @@ fn end(program: &Program) -> Result<()> {
     until("the program is gone", || !exists(program.pid))
 }
 
-/// Copies of what a process has open under such names.
-fn taken(pid: u32, is_wanted: impl Fn(&str) -> bool) -> Result<Vec<OwnedFd>> {
-    let process = Pid::from_raw(pid as i32).context("no pid")?;
-    let process = pidfd_open(process, PidfdFlags::empty())?;
-    let mut found = Vec::new();
-    for entry in std::fs::read_dir(format!("/proc/{pid}/fd"))? {
-        let path = entry?.path();
-        let target = std::fs::read_link(&path)?;
-        if is_wanted(&target.to_string_lossy()) {
-            let number = path.file_name().and_then(|name| name.to_str()?.parse().ok());
-            let number = number.context("no number")?;
-            found.push(pidfd_getfd(&process, number, PidfdGetfdFlags::empty())?);
-        }
-    }
-    Ok(found)
-}
-
-/// The streams of TCP that a process has.
-fn streams(pid: u32) -> Result<Vec<TcpStream>> {
-    let sockets = taken(pid, |name| name.starts_with("socket:"))?;
-    let streams = sockets.into_iter().map(TcpStream::from);
-    let streams: Vec<TcpStream> = streams.filter(|s| s.peer_addr().is_ok()).collect();
-    for stream in &streams {
-        stream.set_read_timeout(Some(Duration::from_secs(30)))?;
-    }
-    Ok(streams)
-}
-
-fn connected() -> Result<(TcpStream, TcpStream)> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-    let one = TcpStream::connect(listener.local_addr()?)?;
-    Ok((one, listener.accept()?.0))
-}
-
 #[test]
 fn a_connection_within_the_program_is_saved_with_what_is_on_its_way() -> Result<()> {
     let (lab, pace) = (Lab::new(), Pace::new()?);
     let expected = undisturbed("sgd", &["--steps", "8"])?;
-    let (mut one, other) = connected()?;
+    let (mut one, other, _) = connected()?;
     let (client, server) = (one.local_addr()?, other.local_addr()?);
     one.write_all(b"before")?;
     let mut program = with(&lab, &pace, vec![one.into(), other.into()])?;
@@ -190,7 +144,7 @@ fn a_connection_within_the_program_is_saved_with_what_is_on_its_way() -> Result<
 #[test]
 fn a_connection_that_leads_out_is_refused_by_name_or_closed_where_that_is_wanted() -> Result<()> {
     let (lab, pace) = (Lab::new(), Pace::new()?);
-    let (one, other) = connected()?;
+    let (one, other, _) = connected()?;
     let (client, server) = (one.local_addr()?.to_string(), one.peer_addr()?.to_string());
     let mut program = with(&lab, &pace, vec![other.into()])?;
     let pid = program.pid.to_string();

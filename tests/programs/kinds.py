@@ -99,6 +99,15 @@ def named_options(args, pid):
     return [options[0] for options in found if options]
 
 
+def new_network():
+    """A process in a network namespace of its own, whose loopback device is up."""
+    line = "ip link set lo up && echo && exec sleep 100000"
+    keeper = subprocess.Popen(["unshare", "-n", "sh", "-c", line], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    if not keeper.stdout.readline():
+        raise NotSo("no network namespace")
+    return keeper
+
+
 def one(args, name, outside):
     setup, how = KINDS[name]
     if how.get("needs"):
@@ -146,6 +155,10 @@ def one(args, name, outside):
         wait_for("its pid is free", lambda: not os.path.exists(f"/proc/{program}"))
         had = counts(log)[-1]
         restore = ["restore", "-d", "--json", *(["--new-pids"] if how.get("new_pids") else [])]
+        if how.get("netns"):
+            keeper = new_network()
+            ours.append(keeper.pid)
+            restore += ["--netns", f"/proc/{keeper.pid}/ns/net"]
         out = ["--stdout", "out"] if "tee log" in start and nested else []
         if how.get("terminal"):
             # It goes on at the terminal at which it is restored.
@@ -165,7 +178,8 @@ def one(args, name, outside):
         if now[0] > had + (10 if how.get("terminal") else 1):
             raise NotSo(f"it counted from {had} to {now[0]}")
         return "works", "", " ".join([*options, *(["(restore) --stdout"] if out else []),
-                                      *(["(restore) --new-pids"] if how.get("new_pids") else [])])
+                                      *(["(restore) --new-pids"] if how.get("new_pids") else []),
+                                      *(["(restore) --netns"] if how.get("netns") else [])])
     except NotSo as error:
         return "FAILED", str(error), ""
     finally:

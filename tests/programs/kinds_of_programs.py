@@ -268,9 +268,10 @@ def namespaces():
     pass
 
 
-@kind("in a network namespace", start="unshare -n $PROGRAM > log 2>&1")
+@kind("in a network namespace, with a TCP connection within", netns=True,
+      start="unshare -n sh -c 'ip link set lo up; exec $PROGRAM > log 2>&1'")
 def network_namespace():
-    pass
+    return pair_of_tcp()
 
 
 @kind("under `gpucr run --new-pids`", start="$GPUCR run --new-pids --device soft -- $BARE > log 2>&1", child=True,

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -98,7 +98,20 @@ impl Piped {
     /// # Errors
     /// The workload or the dump fails, or one of them takes too long.
     pub fn in_the_middle(lab: &Lab, name: &str, args: &[&str]) -> Result<Self> {
-        Self::dumped_by(lab, name, args, Meanwhile::Waits)
+        Self::dumped_by(lab, name, args, &|_| (), Meanwhile::Waits)
+    }
+
+    /// As [`in_the_middle`](Self::in_the_middle), with more done to the command that starts the second.
+    ///
+    /// # Errors
+    /// The workload or the dump fails, or one of them takes too long.
+    pub fn prepared(
+        lab: &Lab,
+        name: &str,
+        args: &[&str],
+        prepare: &dyn Fn(&mut Command),
+    ) -> Result<Self> {
+        Self::dumped_by(lab, name, args, prepare, Meanwhile::Waits)
     }
 
     /// Dumps the workload while it works, so that the dump sees what it launches.
@@ -106,16 +119,23 @@ impl Piped {
     /// # Errors
     /// The workload or the dump fails, or one of them takes too long.
     pub fn at_work(lab: &Lab, name: &str, args: &[&str]) -> Result<Self> {
-        Self::dumped_by(lab, name, args, Meanwhile::Works)
+        Self::dumped_by(lab, name, args, &|_| (), Meanwhile::Works)
     }
 
-    fn dumped_by(lab: &Lab, name: &str, args: &[&str], meanwhile: Meanwhile) -> Result<Self> {
+    fn dumped_by(
+        lab: &Lab,
+        name: &str,
+        args: &[&str],
+        prepare: &dyn Fn(&mut Command),
+        meanwhile: Meanwhile,
+    ) -> Result<Self> {
         let expected = undisturbed(name, args)?;
         let (pace, left) = meanwhile.pace(&expected)?;
         let mut command = lab.gpucr();
         command.args(["run", "--device", "soft", "--"]).arg(binary("workload")).arg(name);
         command.args(args).args(["--pace", pace.file()]).stdout(Stdio::piped());
         in_own_session(&mut command);
+        prepare(&mut command);
         let mut program = Started::spawn(&mut command)?;
         let mut lines = BufReader::new(program.stdout.take().context("piped")?).lines();
         let mut before = Vec::new();

@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use crate::command::{exists, show, until};
 use crate::lab::Lab;
+use crate::network::own_network;
 use crate::program::Program;
 use crate::started::Started;
 
@@ -193,21 +194,6 @@ pub fn ends_well(program: &mut Program, expected: &[String]) -> Result<()> {
     ensure!(program.series() == expected, "differs:\n{}", program.output());
     let pid = program.pid;
     until("it is gone", || !exists(pid))
-}
-
-/// Gives the calling process a network of its own, whose loopback device is up: CRIU looks what it can do with that.
-fn own_network() -> std::io::Result<()> {
-    // SAFETY: system calls that are async-signal-safe; the request names a device, and is whole.
-    let done = unsafe {
-        let mut request: libc::ifreq = std::mem::zeroed();
-        request.ifr_name[..2].copy_from_slice(&[b'l' as libc::c_char, b'o' as libc::c_char]);
-        request.ifr_ifru.ifru_flags = libc::IFF_UP as libc::c_short;
-        libc::unshare(libc::CLONE_NEWNET) == 0 && {
-            let socket = libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0);
-            socket >= 0 && libc::ioctl(socket, libc::SIOCSIFFLAGS, &request) == 0
-        }
-    };
-    if done { Ok(()) } else { Err(std::io::Error::last_os_error()) }
 }
 
 /// Has a command find another folder of the lab, `there`, in the place of this one. Both are made.

@@ -17,7 +17,7 @@ use gpucr_core::{Error, image, library};
 
 use crate::commands::key::TrustArgs;
 use crate::commands::migrate::{accept, given, plain_directory};
-use crate::commands::restore::outputs;
+use crate::commands::restore::{network_at, outputs};
 use crate::commands::{Outcome, io_error, key, note, print_json, say};
 use crate::display;
 use crate::failure::{CliError, FAILED};
@@ -88,6 +88,12 @@ pub(crate) struct ReceiveArgs {
     /// Restore into a new pid namespace, where all pids are free
     #[arg(long)]
     pub(crate) new_pids: bool,
+    /// Restore in this network namespace: /run/netns/NAME, or /proc/PID/ns/net (see gpucr-restore(1))
+    ///
+    /// The migration itself uses the network in which gpucr runs. The namespace is not recorded: name it again with
+    /// --resume.
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["list", "abort"])]
+    pub(crate) netns: Option<PathBuf>,
     /// Let the program continue on another device of the same kind (see gpucr-restore(1))
     #[arg(long, value_name = "OLD=NEW", value_delimiter = ',', value_parser = device_pair)]
     pub(crate) device_map: Vec<String>,
@@ -146,12 +152,14 @@ pub(crate) fn run(args: &ReceiveArgs) -> Outcome {
     signals.settle_at_last(|| {
         "gpucr could not wait for what it was at. `gpucr receive --list` tells whether anything is left.".into()
     });
+    let network = args.netns.as_deref().map(network_at).transpose()?;
     let outputs = output_files(args)?;
     // A pipe has somebody who writes to it from here on.
     let _open = outputs::open(&outputs, output::appendable)?;
     let incoming = Incoming {
         place: place(args),
         new_pids: args.new_pids,
+        network: network.clone(),
         device_map: args.device_map.clone(),
         files_below: args.files_below.clone(),
         outputs: outputs.clone(),
@@ -161,7 +169,7 @@ pub(crate) fn run(args: &ReceiveArgs) -> Outcome {
     };
     let link = connect(args, &signals)?;
     let progress = display::progress(args.json || args.stdio);
-    let mut restore = Restorer::new(&signals, outputs);
+    let mut restore = Restorer::new(&signals, outputs, network);
     let received = migrate::receive(link, &incoming, progress.as_ref(), &mut restore);
     drop(progress);
     let received = received?;
@@ -292,6 +300,7 @@ fn record_of(id: MigrationId) -> Result<Record, CliError> {
 }
 
 fn resume(args: &ReceiveArgs, id: MigrationId, signals: &SignalPlan) -> Outcome {
+    let network = args.netns.as_deref().map(network_at).transpose()?;
     let outputs = output_files(args)?;
     let _open = outputs::open(&outputs, output::appendable)?;
     let mut record = record_of(id)?;
@@ -330,7 +339,7 @@ fn resume(args: &ReceiveArgs, id: MigrationId, signals: &SignalPlan) -> Outcome 
         let named = record.name_outputs(&outputs);
         named.map_err(|error| CliError::from(error).state("Nothing was changed."))?;
     }
-    let mut restore = Restorer::new(signals, outputs);
+    let mut restore = Restorer::new(signals, outputs, network);
     let brought = record.restore(&mut restore);
     let brought = brought.map_err(|error| {
         CliError::from(error).state("The program does not run; its image is as it was.")

@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use gpucr_core::restore::{self, GoesOn, Happened, Program};
+use gpucr_core::restore::{self, GoesOn, Happened, Options, Program};
 use gpucr_core::{sharing, verify};
 use rustix::process::{Pid, WaitId, WaitIdOptions, WaitOptions};
 use serde_json::json;
@@ -22,14 +22,15 @@ pub(crate) use self::end::End;
 use self::end::{ended, started};
 use self::ready::Ready;
 use self::setup::{
-    held_by, holder, options, progress, say_ended, say_files, say_moved, say_restored, say_unread,
-    settled_by_watchdog, told,
+    LEFT_NETWORK, held_by, holder, network, options, progress, say_ended, say_files, say_moved,
+    say_network, say_restored, say_unread, settled_by_watchdog, told,
 };
 pub(crate) use args::RestoreArgs;
 pub(crate) use hold::{Held, hand_memory, hold_back};
-pub(crate) use streams::{Streams, give, let_through};
+pub(crate) use setup::network_at;
+pub(crate) use streams::{Streams, give};
 
-use crate::commands::{Outcome, io_error};
+use crate::commands::{Outcome, io_error, note};
 use crate::display;
 use crate::events::Events;
 use crate::failure::{CliError, FAILED};
@@ -46,6 +47,7 @@ pub(crate) fn run(args: &RestoreArgs) -> Outcome {
     if args.new_pids {
         return namespace::run(args);
     }
+    let network = network(args)?;
     let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
     signals.settle_at_last(settled_by_watchdog);
     let ready = Mutex::new(Some(Ready::prepare(args)?));
@@ -70,6 +72,7 @@ pub(crate) fn run(args: &RestoreArgs) -> Outcome {
     let share = holder(args)?;
     let held_by = held_by(args)?;
     let options = options(args, held_by.as_ref(), share, &signals, goes_on)?;
+    let options = Options { network, ..options };
     let restored = restore::restore(options, progress(args, &events));
     let mut program = match told(args, (&events, &traces), restored, Program::report) {
         Err(failure) if held_by.is_some_and(|by| by.hears(&failure)) => {
@@ -77,6 +80,7 @@ pub(crate) fn run(args: &RestoreArgs) -> Outcome {
         }
         told => told?,
     };
+    say_network(program.report());
     say_files(program.report());
     say_unread(args, program.report());
     say_moved(program.report());
@@ -104,7 +108,9 @@ pub(crate) fn run(args: &RestoreArgs) -> Outcome {
 /// Tells what is in the way.
 fn dry_run(args: &RestoreArgs) -> Outcome {
     let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
+    let network = network(args)?;
     let options = options(args, None, None, &signals, GoesOn(Arc::new(|_| ())))?;
+    let options = Options { network, ..options };
     let blockers = restore::blockers(&options, !args.new_pids);
     let mut blockers: Vec<CliError> = blockers.into_iter().map(Into::into).collect();
     // What cannot be opened is among these already.
@@ -120,6 +126,9 @@ fn dry_run(args: &RestoreArgs) -> Outcome {
         );
     }
     drop(shown);
+    if restore::would_leave_network(&options) {
+        note!("{LEFT_NETWORK}");
+    }
     let what = format!("a restore of {}", args.image.display());
     crate::commands::dry_run::tell(&what, blockers, args.json)
 }

@@ -86,16 +86,19 @@ fn about_program(error: &Error) -> Help {
         Error::OtherUsers { .. } => {
             "start the program without a user namespace (podman and docker: as root)"
         }
-        Error::OtherNetwork { pid } => {
+        Error::OtherNetwork { .. } => {
+            "all processes of a program have to be in one network namespace, whichever that is: dump each part with a --pid \
+             of its own"
+        }
+        Error::Network(_) => {
+            "name one as `ip netns add NAME` makes it, /run/netns/NAME, or that of a process, /proc/PID/ns/net"
+        }
+        Error::NoLoopback { of: Some(pid) } => {
             return Some(
-                format!(
-                    "enter that namespace: nsenter --target {pid} --net gpucr dump --pid {pid} …; also restore \
-                    in a network namespace, with its loopback device up: unshare --net sh -c 'ip link set lo up; \
-                    gpucr restore …'"
-                )
-                .into(),
+                format!("bring it up: nsenter --target {pid} --net ip link set lo up").into(),
             );
         }
+        Error::NoLoopback { of: None } => "bring it up: ip -n NAME link set lo up",
         Error::UnnamedTerminal { .. } => WITHOUT_TERMINAL,
         Error::Held { options: [], .. } => "CRIU cannot save it: have the program close it first",
         Error::Held { options, .. } => {
@@ -289,7 +292,8 @@ fn about_hint(hint: Hint) -> Cow<'static, str> {
              namespace of its own: gpucr restore --new-pids …"
         }
         Hint::PortInUse => {
-            "end the process that has the port, or give the program a network of its own: unshare --net gpucr restore …"
+            "end the process that has the port, or give the program a network of its own: gpucr restore --netns \
+             /run/netns/NAME …"
         }
         Hint::Permission => "run it as root, with all capabilities",
         Hint::OtherMounts => {

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use gpucr_wire::{Block, BlockKind, GateState};
 
 use crate::cuda::{Freed, HostDriver, ProcessState};
-use crate::engine::device_state::DeviceStates;
+use crate::engine::device_state::{DeviceStates, StateError};
 use crate::engine::error::Error;
 use crate::engine::sharers::{Opened, Sharers};
 use crate::engine::teams::{self, Member, Team};
@@ -112,7 +112,7 @@ impl CudaProcess {
                 device_state.resume(pid, &[]).map_err(of_process)
             }
             // A driver that does not know the process cannot have locked it: its memory matters.
-            Err(error) if self.has_agent => {
+            Err(error @ StateError::Driver(_)) if self.has_agent => {
                 tracing::warn!(%error, pid, "no state");
                 Ok(())
             }

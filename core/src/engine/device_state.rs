@@ -5,12 +5,14 @@
 //! [`DriverCheckpoint`]: the checkpoint that the driver itself offers. Dump, restore and
 //! roll-back know the trait alone.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::cuda::driver::{DevicePair, DriverError, OpenError};
 use crate::cuda::{Driver, Drivers, HostDriver, ProcessState};
 use crate::engine::kinds::{self, Kind};
+use crate::host::process::network;
 
 /// Why the device state of a process was not saved or brought back.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -18,6 +20,9 @@ pub enum StateError {
     /// A call of the driver failed.
     #[error(transparent)]
     Driver(#[from] DriverError),
+    /// Nothing could be asked of the driver.
+    #[error("the network namespace of the process cannot be entered: {0}")]
+    Unreachable(String),
 }
 
 /// Saves the device state of processes and brings it back. A process passes through the states
@@ -89,30 +94,47 @@ pub(crate) fn of(driver: &Arc<Driver>) -> Arc<dyn DeviceState> {
     Arc::new(DriverCheckpoint(driver.clone()))
 }
 
-/// The driver's own checkpoint, `cuCheckpointProcess*`.
+/// The driver's own checkpoint, `cuCheckpointProcess*`. The driver in the process listens on a socket whose name belongs
+/// to a network namespace, so it is called from there.
 struct DriverCheckpoint(Arc<Driver>);
+
+impl DriverCheckpoint {
+    /// Calls the driver in the network namespace of process `pid`.
+    fn call<T: Send>(
+        &self,
+        pid: u32,
+        work: impl FnOnce(&Driver) -> Result<T, DriverError> + Send,
+    ) -> Result<T, StateError> {
+        let unreachable = |error: io::Error| StateError::Unreachable(error.to_string());
+        match network::of_pid(pid).map_err(unreachable)? {
+            Some(network) => Ok(network.visit(|| Ok(work(&self.0))).map_err(unreachable)??),
+            // There is no such process, which the driver tells in its own words.
+            None => Ok(work(&self.0)?),
+        }
+    }
+}
 
 impl DeviceState for DriverCheckpoint {
     fn state(&self, pid: u32) -> Result<ProcessState, StateError> {
-        Ok(self.0.process_state(pid)?)
+        self.call(pid, |driver| driver.process_state(pid))
     }
 
     fn lock(&self, pid: u32, limit: Duration) -> Result<(), StateError> {
         // The driver takes 0 for no limit.
         let limit = u32::try_from(limit.as_millis()).unwrap_or(u32::MAX).max(1);
-        Ok(self.0.lock(pid, limit)?)
+        self.call(pid, |driver| driver.lock(pid, limit))
     }
 
     fn checkpoint(&self, pid: u32) -> Result<(), StateError> {
-        Ok(self.0.checkpoint(pid)?)
+        self.call(pid, |driver| driver.checkpoint(pid))
     }
 
     fn restore(&self, pid: u32, devices: &[DevicePair]) -> Result<(), StateError> {
-        Ok(self.0.restore(pid, devices)?)
+        self.call(pid, |driver| driver.restore(pid, devices))
     }
 
     fn unlock(&self, pid: u32) -> Result<(), StateError> {
-        Ok(self.0.unlock(pid)?)
+        self.call(pid, |driver| driver.unlock(pid))
     }
 }
 

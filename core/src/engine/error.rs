@@ -14,6 +14,7 @@ use crate::engine::device_state::StateError;
 use crate::engine::extract::error::ExtractError;
 use crate::engine::migrate::link::LinkError;
 use crate::host::criu::CriuError;
+use crate::host::network::NetworkError;
 use crate::host::process::{AgentError, TreeError};
 use crate::image::ImageError;
 use crate::image::library::LibraryError;
@@ -145,9 +146,13 @@ pub enum Error {
     #[error("process {pid} is in a user namespace of its own, in which CRIU can restore nothing")]
     OtherUsers { pid: u32 },
     #[error(
-        "process {pid} is in a network namespace of its own, and gpucr can examine its sockets only from within it"
+        "process {pid} is in another network namespace than process {root}, the root of the program"
     )]
-    OtherNetwork { pid: u32 },
+    OtherNetwork { pid: u32, root: u32 },
+    #[error(transparent)]
+    Network(#[from] NetworkError),
+    #[error("the loopback device of the network namespace is down, and CRIU cannot do without it")]
+    NoLoopback { of: Option<u32> },
     #[error("process {pid} has its controlling terminal open as /dev/tty, which CRIU cannot save")]
     UnnamedTerminal { pid: u32 },
     #[error("process {pid} has {what}")]

@@ -31,17 +31,21 @@ const COPIED: &str = "copied";
 /// Words that a user has given the image, in postcard form: a list of strings.
 const TAGS: &str = crate::image::TAGS;
 
+/// That the program was in a network namespace of its own. It has no data.
+const NETWORK: &str = "network";
+
 /// By process, and by the UUID of the device: bytes besides the memory that the image has.
 pub(super) type Contexts = Vec<(u32, Vec<([u8; 16], u64)>)>;
 
 /// Kinds and versions that a restore understands.
-const KNOWN: [(&str, u32); 9] = [
+const KNOWN: [(&str, u32); 10] = [
     (SHARING, 1),
     (CONTEXTS, 1),
     (OPENED, 1),
     (FILES, 1),
     (COPIED, 1),
     (TAGS, 1),
+    (NETWORK, 1),
     (launched::SECTION, 1),
     (interrupted::SECTION, 1),
     (multicast::SECTION, 1),
@@ -115,6 +119,18 @@ pub(super) fn tags(tags: &[String]) -> Option<Section> {
     Some(Section { kind: TAGS.to_owned(), version: 1, needed: false, data, chunks: Vec::new() })
 }
 
+/// The section of a program that was in another network namespace than the gpucr that has dumped it. It may be passed over:
+/// where it is restored is said by whoever restores it.
+pub(super) fn network() -> Section {
+    let (kind, data) = (NETWORK.to_owned(), Vec::new());
+    Section { kind, version: 1, needed: false, data, chunks: Vec::new() }
+}
+
+/// Whether the image has what [`network`] writes.
+pub(super) fn had_own_network(manifest: &Manifest) -> bool {
+    manifest.section(NETWORK, 1).is_some()
+}
+
 /// The section for copies of files; none if there are none. It may be passed over: then no file is put back.
 pub(super) fn kept_files(kept: &[Kept], chunks: Vec<FileChunk>) -> Option<Section> {
     let data = postcard::to_stdvec(kept).ok().filter(|_| !kept.is_empty())?;
@@ -161,6 +177,9 @@ mod tests {
         manifest.sections.push(sharing(&shared));
         assert_eq!(read_contexts(&manifest), sizes[..1]);
         assert_eq!(read_sharing(&manifest), Some(&shared.to_bytes()[..]));
+        assert!(!had_own_network(&manifest));
+        manifest.sections.push(network());
+        assert!(had_own_network(&manifest));
         check(&manifest).unwrap();
         // Nothing is said of a program that needs nothing, and nonsense is nothing.
         assert_eq!(contexts(vec![(8, vec![])]), None);

@@ -2,4 +2,5 @@
 
 pub mod criu;
 pub mod namespace;
+pub mod network;
 pub mod process;

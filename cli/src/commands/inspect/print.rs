@@ -65,6 +65,9 @@ pub(super) fn print(summary: &Summary<'_>, all: bool) {
     if !all && hidden > 0 {
         say!("needs {hidden} more mapped files: --all shows them");
     }
+    if summary.sections.iter().any(|section| section.kind == "network") {
+        say!("network    a namespace of its own: gpucr restore --netns PATH");
+    }
     print_opened(summary);
     for part in &summary.multicast {
         let of = match part.owner == part.pid {

@@ -51,6 +51,9 @@ pub(crate) struct MigrateArgs {
     /// With ssh: give the program a pid namespace of its own there
     #[arg(long)]
     pub(crate) new_pids: bool,
+    /// With ssh: restore the program there in the network namespace PATH, such as /run/netns/NAME
+    #[arg(long, value_name = "PATH")]
+    pub(crate) netns: Option<String>,
     /// With ssh: let the program continue on another device of the same kind (see gpucr-restore(1))
     #[arg(long, value_name = "OLD=NEW", value_delimiter = ',')]
     pub(crate) device_map: Vec<String>,

@@ -36,10 +36,10 @@ pub(super) fn connect(
 ) -> Result<(Link, Option<Other>), CliError> {
     let is_ssh = matches!(args.to, Some(To::Ssh { .. }));
     let names = !args.device_map.is_empty() || !args.files_below.is_empty();
-    let is_for_it = args.new_pids || names || args.stdout.is_some() || args.stderr.is_some();
+    let places = args.new_pids || args.netns.is_some();
+    let is_for_it = places || names || args.stdout.is_some() || args.stderr.is_some();
     if !is_ssh && is_for_it {
-        let what =
-            "--new-pids, --device-map, --files-below, --stdout and --stderr are for the other side";
+        let what = "--new-pids, --netns, --device-map, --files-below, --stdout and --stderr are for the other side";
         return Err(
             CliError::new(USAGE, what).help("give them to `gpucr receive`, which you have started")
         );
@@ -92,6 +92,7 @@ fn ssh(
     let mut there = vec!["receive".to_owned(), "--stdio".into()];
     there.extend(["--silence".into(), silence]);
     there.extend(args.new_pids.then(|| "--new-pids".into()));
+    there.extend(args.netns.as_ref().map(|path| format!("--netns={path}")));
     if !args.device_map.is_empty() {
         there.extend(["--device-map".into(), args.device_map.join(",")]);
     }

@@ -14,9 +14,9 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{Mode, OFlags};
 use rustix::pipe::{PipeFlags, pipe_with};
 
-use crate::commands::restore::{Streams, give, let_through};
+use crate::commands::restore::{Streams, give};
 use crate::commands::{Outcome, io_error, note};
-use crate::inherited;
+use crate::inherited::{self, let_through};
 use crate::signals::SignalPlan;
 use crate::values::interval;
 

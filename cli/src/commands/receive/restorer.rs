@@ -1,16 +1,18 @@
 //! Restores of programs that have come.
 
 use std::fs::File;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
 use gpucr_core::migrate::{Brought, Record, RelayedEnds, Restore};
+use gpucr_core::network::NetworkNamespace;
 use gpucr_core::restore::{LoadedMemory, OutputFiles};
 
 use super::relay::{Files, Relay, brought};
 use crate::commands::restore::{Held, give, hand_memory, hold_back, outputs};
+use crate::inherited::let_through;
 use crate::output;
 use crate::signals::SignalPlan;
 
@@ -19,6 +21,8 @@ pub(super) struct Restorer<'s> {
     signals: &'s SignalPlan,
     /// Where the program's outputs go that were pipes.
     outputs: OutputFiles,
+    /// Where the program gets its network, if that is not gpucr's.
+    network: Option<NetworkNamespace>,
     /// These files, for a restore that is to be started now.
     files: Files,
     /// Device memory for the next restore.
@@ -32,9 +36,13 @@ pub(super) struct Restorer<'s> {
 }
 
 impl<'s> Restorer<'s> {
-    pub(super) fn new(signals: &'s SignalPlan, outputs: OutputFiles) -> Self {
-        let files = [None, None, None];
-        Self { signals, outputs, files, memory: None, awaits: None, made: None, relay: None }
+    pub(super) fn new(
+        signals: &'s SignalPlan,
+        outputs: OutputFiles,
+        network: Option<NetworkNamespace>,
+    ) -> Self {
+        let (files, memory, awaits) = ([None, None, None], None, None);
+        Self { signals, outputs, network, files, memory, awaits, made: None, relay: None }
     }
 
     /// What relays the standard streams of the program, which runs: the link is its own from now on.
@@ -52,6 +60,11 @@ impl<'s> Restorer<'s> {
         command.args(record.new_pids.then_some("--new-pids"));
         if !record.device_map.is_empty() {
             command.args(["--device-map", &record.device_map.join(",")]);
+        }
+        if let Some(network) = &self.network {
+            let network = network.as_fd();
+            command.args(["--network", &network.as_raw_fd().to_string()]);
+            let_through(&mut command, &[&network]);
         }
         command.stdin(Stdio::null());
         self.begin_relay_without_link(record)?;

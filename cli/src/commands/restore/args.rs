@@ -19,7 +19,7 @@ use crate::commands::key::TrustArgs;
 With --new-pids the program runs in a pid namespace of its own, with its own /proc. There it has its old pids; \
 outside it has others, which are the ones that gpucr prints and accepts. One image can thus be restored several \
 times at once, even while the program it was made from still runs. Everything else is shared. Instances that \
-listen on the same port each need a network of their own (ip netns exec NAME gpucr restore …). Files that the \
+listen on the same port each need a network of their own (--netns). Files that the \
 program has open for writing are the same files in all instances; to avoid that, use unshare --mount, or a \
 program that writes to its standard output. The program has no controlling terminal; gpucr passes signals on. A \
 small gpucr process remains as the first of the namespace: if it is killed, so is everything in the namespace.\n\n\
@@ -46,6 +46,16 @@ pub(crate) struct RestoreArgs {
     /// Restore into a new pid namespace, where all pids are free
     #[arg(long)]
     pub(crate) new_pids: bool,
+    /// Restore in this network namespace: /run/netns/NAME as `ip netns add NAME` makes it, or /proc/PID/ns/net
+    ///
+    /// Without this option the program gets the network in which gpucr runs. Addresses and devices that the program uses
+    /// must exist there. Connections within the program are restored if the loopback device is up (ip -n NAME link set
+    /// lo up). gpucr itself stays in its own network, and so does the command of --exec-before-resume.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) netns: Option<PathBuf>,
+    /// The same as a descriptor, from another gpucr
+    #[arg(long, hide = true, value_name = "FD", value_parser = clap::value_parser!(i32).range(3..))]
+    pub(crate) network: Option<i32>,
     /// Run CMD in a shell once the processes exist, before any of them runs
     ///
     /// In its environment GPUCR_PID is the pid of the program's root process and GPUCR_IMAGE the image. What CMD

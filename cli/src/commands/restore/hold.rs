@@ -8,7 +8,6 @@
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -55,15 +54,8 @@ pub(crate) fn hand_memory(command: &mut Command) -> io::Result<(UnixStream, Unix
 /// Gives a command one end of a pair of sockets, the second, and names it with this option.
 fn connect(command: &mut Command, option: &str) -> io::Result<(UnixStream, UnixStream)> {
     let (ours, theirs) = UnixStream::pair()?;
-    let fd = theirs.as_raw_fd();
-    command.args([option, &fd.to_string()]);
-    // SAFETY: fcntl is async-signal-safe; it lets the descriptor through to the restore.
-    unsafe {
-        command.pre_exec(move || match libc::fcntl(fd, libc::F_SETFD, 0) {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
-        });
-    }
+    command.args([option, &theirs.as_raw_fd().to_string()]);
+    inherited::let_through(command, &[&theirs]);
     Ok((ours, theirs))
 }
 

@@ -14,7 +14,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gpucr_core::image::Manifest;
-use gpucr_core::restore::{self, GoesOn, Instance, Program, Shared, Watch};
+use gpucr_core::network::NetworkNamespace;
+use gpucr_core::restore::{self, GoesOn, Instance, Options, Program, Shared, Watch};
 use gpucr_core::sharing::{self, Holder};
 use gpucr_core::{Error, namespace};
 use rustix::process::{Pid, WaitId, WaitIdOptions, WaitOptions};
@@ -54,6 +55,8 @@ pub(super) fn run(args: &RestoreArgs) -> Outcome {
     if !rustix::process::geteuid().is_root() {
         return Err(Error::NotRoot.into());
     }
+    // What is given as a descriptor is the inner one's.
+    let network = args.netns.as_deref().map(setup::network_at).transpose()?;
     let mut ready = Some(Ready::prepare(args)?);
     let events = Events::open(args.events.as_deref())?;
     // No more than that: the image may be a warm one, of which nothing else need be left.
@@ -68,7 +71,8 @@ pub(super) fn run(args: &RestoreArgs) -> Outcome {
                 ready = Ready::again(args);
             }
             // Once: nothing is shared when it is restored again.
-            run_once(args, &manifest, &signals, &mut ready, &events, share.take(), fallen_back)
+            let places = Places { manifest: &manifest, network: network.as_ref() };
+            run_once(args, places, &signals, &mut ready, &events, share.take(), fallen_back)
         })?;
     match ran {
         Instance::Done(code) => Ok(code),
@@ -76,17 +80,24 @@ pub(super) fn run(args: &RestoreArgs) -> Outcome {
     }
 }
 
+/// What the namespace is made for, and where the program gets its network, if that is named.
+#[derive(Clone, Copy)]
+struct Places<'a> {
+    manifest: &'a Manifest,
+    network: Option<&'a NetworkNamespace>,
+}
+
 /// Restores it in a namespace, and waits for its end; `fallen_back` is what the report says if it is done once more.
 fn run_once(
     args: &RestoreArgs,
-    manifest: &Manifest,
+    places: Places<'_>,
     signals: &SignalPlan,
     ready: &mut Option<Ready>,
     events: &Events,
     share: Option<Holder>,
     fallen_back: Option<Shared>,
 ) -> Result<Instance<ExitCode>, CliError> {
-    let (mut child, reports) = begin(args, manifest, share)
+    let (mut child, reports) = begin(args, places, share)
         .map_err(io_error("cannot make a pid namespace for the program"))?;
     // They are the inner one's: who is at their other ends is to see when the program closes them.
     let closed = args.streams.as_ref().map_or(Ok(()), |streams| streams.take().map(drop));
@@ -142,10 +153,10 @@ fn run_once(
 /// Starts the first process of the namespace, with the same arguments.
 fn begin(
     args: &RestoreArgs,
-    manifest: &Manifest,
+    places: Places<'_>,
     share: Option<Holder>,
 ) -> io::Result<(std::process::Child, OwnedFd)> {
-    let last = namespace::last_pid_for(manifest)?;
+    let last = namespace::last_pid_for(places.manifest)?;
     let (reading, writing) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
     // A number that exec keeps, and that is not one of the standard streams.
     let writing = rustix::io::fcntl_dupfd_cloexec(&writing, 3)?;
@@ -156,8 +167,16 @@ fn begin(
     }
     // By a name, such as that of the newest one, another might be meant in a moment.
     let resolved = [OsStr::new("--resolved"), args.image.as_ref()];
-    let mut command =
-        again("restore", &[&[OsStr::new("--inside"), inside.as_ref()], &resolved[..]].concat());
+    // `/proc` has other processes there, so it is no path.
+    let network = places.network.map(|network| rustix::io::fcntl_dupfd_cloexec(network, 3));
+    let network = network.transpose()?;
+    let number = network.as_ref().map(sharing::keep).transpose()?.map(|fd| fd.to_string());
+    let network_fd: Vec<&OsStr> = match &number {
+        Some(number) => vec!["--network".as_ref(), number.as_ref()],
+        None => Vec::new(),
+    };
+    let more = [&[OsStr::new("--inside"), inside.as_ref()], &resolved[..], &network_fd].concat();
+    let mut command = again("restore", &more);
     sharing::keep(&writing)?;
     let child = namespace::spawn(&mut command)?;
     Ok((child, reading))
@@ -178,6 +197,7 @@ pub(super) fn restore(args: &RestoreArgs, inside: &[u32]) -> Outcome {
         sharing::unkeep(&fd).map(|()| Holder::from(fd))
     });
     let holder = holder.transpose().map_err(io_error("this is for gpucr's own use"))?;
+    let network = setup::network(args)?;
     namespace::settle(Some(last)).map_err(io_error("cannot settle in the new pid namespace"))?;
     let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
     signals.settle_at_last(setup::settled_by_watchdog);
@@ -205,6 +225,7 @@ pub(super) fn restore(args: &RestoreArgs, inside: &[u32]) -> Outcome {
     }));
     let held_by = setup::held_by(args)?;
     let options = setup::options(args, held_by.as_ref(), holder, &signals, goes_on)?;
+    let options = Options { network, ..options };
     let restored = restore::restore(options, setup::progress(args, &events));
     let (report, watch) = match setup::told(args, (&events, &traces), restored, Program::report) {
         Err(failure) if held_by.is_some_and(|by| by.hears(&failure)) => {
@@ -212,6 +233,7 @@ pub(super) fn restore(args: &RestoreArgs, inside: &[u32]) -> Outcome {
         }
         told => told?.into_parts(),
     };
+    setup::say_network(&report);
     setup::say_files(&report);
     setup::say_unread(args, &report);
     setup::say_moved(&report);

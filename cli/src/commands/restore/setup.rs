@@ -1,11 +1,13 @@
 //! What a restore has in common whether it is made here or as the first process of a pid namespace.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use gpucr_core::network::NetworkNamespace;
 use gpucr_core::restore::{ChangedFile, FileFate, GoesOn, Moved, Options, OutputFiles, Report};
 use gpucr_core::sharing::Holder;
-use gpucr_core::{Failure, Progress};
+use gpucr_core::{Error, Failure, Progress};
 use serde_json::json;
 
 use super::args::RestoreArgs;
@@ -15,11 +17,16 @@ use crate::commands::{io_error, key, note};
 use crate::display;
 use crate::events::Events;
 use crate::failure::{CliError, FAILED};
+use crate::inherited;
 use crate::metrics::{Metrics, Value};
 use crate::output;
 use crate::say::is_quiet;
 use crate::signals::SignalPlan;
 use crate::traces::{Done, Traces};
+
+/// What is said of a program that had a network namespace of its own, if none is named for it.
+pub(super) const LEFT_NETWORK: &str = "The program was in a network namespace of its own at the dump, and gets the \
+     network that gpucr has: --netns PATH names another.";
 
 /// What holds if gpucr cannot wait for what it is at, and ends.
 pub(super) fn settled_by_watchdog() -> String {
@@ -48,7 +55,29 @@ pub(super) fn held_by(args: &RestoreArgs) -> Result<Option<hold::HeldBy>, CliErr
     hold::HeldBy::of(args).map_err(io_error("--hold is for gpucr's own use"))
 }
 
-/// What the command line asks of a restore, which is held back by another gpucr if one is given.
+/// The network namespace that the command line names, if it does. What is given as a descriptor is taken over.
+///
+/// # Errors
+/// It names none.
+pub(super) fn network(args: &RestoreArgs) -> Result<Option<NetworkNamespace>, CliError> {
+    if let Some(fd) = args.network {
+        let network = inherited::take(fd).and_then(NetworkNamespace::of_descriptor);
+        return network.map(Some).map_err(io_error("--network is for gpucr's own use"));
+    }
+    args.netns.as_deref().map(network_at).transpose()
+}
+
+/// The network namespace that a user names.
+///
+/// # Errors
+/// It is none.
+pub(crate) fn network_at(path: &Path) -> Result<NetworkNamespace, CliError> {
+    let found = NetworkNamespace::at(path).map_err(Error::from);
+    found.map_err(|error| CliError::from(error).state("Nothing was changed."))
+}
+
+/// What the command line asks of a restore, which is held back by another gpucr if one is given; but for the
+/// [`network`].
 ///
 /// # Errors
 /// The keys to trust cannot be read.
@@ -84,6 +113,7 @@ pub(super) fn options(
             .map(hold::take_memory)
             .transpose()
             .map_err(io_error("--loaded is for gpucr's own use"))?,
+        network: None,
         device_map: args.device_map.clone(),
         files: args.files.into(),
         on_demand: args.on_demand,
@@ -166,6 +196,13 @@ pub(super) fn say_restored(args: &RestoreArgs, report: &Report) {
 pub(super) fn say_unread(args: &RestoreArgs, report: &Report) {
     if args.streams.is_none() {
         outputs::say_unread(&report.unread, "restore");
+    }
+}
+
+/// That the program has another network than it had.
+pub(super) fn say_network(report: &Report) {
+    if report.left_network {
+        note!("{LEFT_NETWORK}");
     }
 }
 

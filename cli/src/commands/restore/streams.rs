@@ -3,12 +3,11 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use crate::inherited;
+use crate::inherited::{self, let_through};
 use gpucr_core::restore::Outputs;
 
 /// Numbers of descriptors, each of one stream.
@@ -64,20 +63,6 @@ pub(crate) fn give(command: &mut Command, streams: [Option<&OwnedFd>; 3]) {
     let numbers = Streams(streams.map(|stream| stream.map(AsRawFd::as_raw_fd)));
     command.args(["--streams", &numbers.to_string()]);
     let_through(command, &streams.into_iter().flatten().collect::<Vec<&OwnedFd>>());
-}
-
-/// Lets descriptors through to a command that is to be started, under their numbers. They have to be open until then.
-pub(crate) fn let_through(command: &mut Command, descriptors: &[&impl AsRawFd]) {
-    let numbers: Vec<i32> = descriptors.iter().map(|fd| fd.as_raw_fd()).collect();
-    // SAFETY: fcntl is async-signal-safe.
-    unsafe {
-        command.pre_exec(move || {
-            numbers.iter().try_for_each(|fd| match libc::fcntl(*fd, libc::F_SETFD, 0) {
-                0 => Ok(()),
-                _ => Err(io::Error::last_os_error()),
-            })
-        });
-    }
 }
 
 #[cfg(test)]

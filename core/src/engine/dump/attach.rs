@@ -177,7 +177,8 @@ fn offer_to(
             return Err(Error::Suspended { pid: process.pid });
         }
     }
-    peer.offer(&describe::outline(options, plan)?, options.sign.as_deref(), dry_run)
+    let (outline, signer) = (describe::outline(options, plan)?, options.sign.as_deref());
+    peer.offer(&outline, &plan.network, signer, dry_run)
 }
 
 /// The phases `preflight` and `offer`, of a migration that ends with them.
@@ -254,7 +255,7 @@ impl Ready {
         };
         let strategy = Strategy::choose(options, plan, opened.memory.as_mut());
         let libraries = Libraries::store(plan, writer)?;
-        let criu = plan.criu.start_dump()?;
+        let criu = plan.start_criu()?;
         Ok(Self { strategy, opens_late, opened, libraries, criu })
     }
 }

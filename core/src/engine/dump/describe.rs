@@ -236,7 +236,7 @@ pub(super) fn manifest(
         bulk_bytes: saved_bytes,
         phases: Vec::new(),
         stopped_ms: 0.0,
-        sections: Vec::new(),
+        sections: plan.foreign_network().map(|_| sections::network()).into_iter().collect(),
     }
 }
 

@@ -1,7 +1,7 @@
 //! What is in the way of a dump: all of it at once, and nothing is changed.
 
 use super::describe::option_names;
-use super::preflight::{Inspected, inspect, outer_connections};
+use super::preflight::{Inspected, inspect, network_of, outer_connections};
 use super::report::{Options, Target};
 use crate::base::limits;
 use crate::cuda::Drivers;
@@ -45,6 +45,7 @@ pub fn blockers(options: &Options) -> Vec<Error> {
             Err(error) => found.push(error),
         }
     }
+    found.extend(network_of(tree.root()).err());
     // Before there are connections of gpucr's own.
     let holdings = held::of(&tree);
     match Criu::find(Some(&options.stop)) {
@@ -104,7 +105,7 @@ fn of_processes(options: &Options, tree: Tree, found: &mut Vec<Error>) {
                 found.push(Error::Io { what, source });
             }
         }
-        match inspect(&process, &drivers, &options.stop) {
+        match inspect(&process, &drivers, options) {
             Ok(Some(Inspected { cuda, driver, agent, .. })) => {
                 blocks += cuda.counts.blocks;
                 let sharers = Sharers::of(&cuda.counts);

@@ -80,7 +80,7 @@ pub(super) fn freeze<W: Window>(
             }
         }
         let cleared = window.image().clear_staging().map_err(Error::from);
-        criu = match cleared.and_then(|()| Ok(task.plan.criu.start_dump()?)) {
+        criu = match cleared.and_then(|()| task.plan.start_criu()) {
             Ok(criu) => criu,
             Err(error) => return Err(window.give_up(error)),
         };

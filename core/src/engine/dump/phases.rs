@@ -488,7 +488,7 @@ fn make_ready_again(
     tracing::info!("memory was written before it was saved; the program is stopped again");
     // CRIU's files of the first stop are of another moment.
     image.clear_staging()?;
-    let criu = task.plan.criu.start_dump()?;
+    let criu = task.plan.start_criu()?;
     let ended =
         task.made.cuda_processes.iter().map(|program| &program.process).filter(|p| p.has_ended());
     for pid in ended.map(|process| process.pid).collect::<Vec<_>>() {

@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use gpucr_wire::{Counts, GateState};
@@ -20,11 +19,12 @@ use crate::engine::multicast;
 use crate::engine::opened;
 use crate::engine::sharers::Sharers;
 use crate::engine::teams::Team;
-use crate::host::criu::Criu;
+use crate::host::criu::{Criu, DumpWorker};
+use crate::host::network::NetworkNamespace;
 use crate::host::process::connections::Outer;
 use crate::host::process::held::{self, Held};
 use crate::host::process::{
-    Agent, AgentError, Lock, MappedLibrary, ProcessInfo, Tree, connections, files, sockets,
+    Agent, AgentError, Lock, MappedLibrary, ProcessInfo, Tree, connections, files, network, sockets,
 };
 use crate::image::library;
 use crate::image::{Listener, Stdio};
@@ -39,6 +39,8 @@ const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
 /// Everything that a dump needs to know before it begins.
 pub(super) struct DumpPlan {
     pub(super) criu: Criu,
+    /// The network namespace of all processes.
+    pub(super) network: NetworkNamespace,
     /// All processes, in the order of the tree.
     pub(super) processes: Vec<Planned>,
     /// The processes that use no CUDA.
@@ -86,6 +88,16 @@ impl Planned {
 }
 
 impl DumpPlan {
+    /// Starts a CRIU that waits for its request, where the processes have their network.
+    pub(super) fn start_criu(&self) -> Result<DumpWorker, Error> {
+        Ok(self.criu.start_dump(self.foreign_network())?)
+    }
+
+    /// The network namespace of the processes, unless that is gpucr's own.
+    pub(super) fn foreign_network(&self) -> Option<&NetworkNamespace> {
+        Some(&self.network).filter(|network| !network.is_own())
+    }
+
     /// Bytes of the bulk memory of all processes, as they were.
     pub(super) fn bulk_bytes(&self) -> u64 {
         self.cuda().map(|cuda| cuda.counts.bulk_bytes).sum()
@@ -111,6 +123,12 @@ impl DumpPlan {
         }
         let tree = Tree::read(root)?;
         refuse_connected(&tree, options)?;
+        let elsewhere = |process: &&ProcessInfo| {
+            !network::is_in(process, &self.network) && !process.has_ended()
+        };
+        if let Some(process) = tree.processes.iter().find(elsewhere) {
+            return Err(Error::OtherNetwork { pid: process.pid, root });
+        }
         let mut known = std::mem::take(&mut self.processes);
         self.others.clear();
         for process in tree.processes {
@@ -184,6 +202,7 @@ pub(super) fn check(
 
     let (mut processes, mut cuda_processes) = (Vec::new(), Vec::<CudaProcess>::new());
     let mut driver_path: Option<PathBuf> = None;
+    let mut network = None;
     let mut others = Vec::new();
     let mut locks = Vec::new();
     for process in tree.processes {
@@ -192,11 +211,14 @@ pub(super) fn check(
             source,
         })?;
         locks.push(lock.ok_or(Error::Busy { pid: process.pid })?);
-        let inspected = match inspect(&process, drivers, &options.stop) {
+        let inspected = match inspect(&process, drivers, options) {
             // What is asked about a process that ends meanwhile is missing in many ways. The others go on without it.
             Err(_) if process.pid != options.pid && process.is_ending() => continue,
             inspected => inspected?,
         };
+        if process.pid == options.pid {
+            network = Some(network_of(&process)?);
+        }
         let (cuda, program) = match inspected {
             Some(Inspected { cuda, driver, path, agent }) => {
                 if *driver_path.get_or_insert_with(|| path.clone()) != path {
@@ -221,7 +243,9 @@ pub(super) fn check(
         }
     }
     opened::check(&cuda_processes)?;
-    let (Some(first), Some(driver_path)) = (cuda_processes.first(), driver_path) else {
+    let (Some(first), Some(driver_path), Some(network)) =
+        (cuda_processes.first(), driver_path, network)
+    else {
         return Err(Error::NoCuda { pid: options.pid, others: descendants });
     };
     let blocks =
@@ -238,6 +262,7 @@ pub(super) fn check(
     let driver = first.driver.clone();
     let plan = DumpPlan {
         criu,
+        network,
         processes,
         others,
         devices,
@@ -269,6 +294,23 @@ fn refuse_lost(tree: &Tree) -> Result<(), Error> {
     }
     let first = seen.into_iter().next();
     first.map_or(Ok(()), |Held { pid, what, options, .. }| Err(Error::Held { pid, what, options }))
+}
+
+/// Opens the network namespace of a process, and refuses one in which CRIU cannot work.
+///
+/// # Errors
+/// [`Error::NoLoopback`]; or it cannot be opened.
+pub(super) fn network_of(process: &ProcessInfo) -> Result<NetworkNamespace, Error> {
+    let pid = process.pid;
+    let failed = |source| {
+        let what = format!("the network namespace of process {pid} cannot be looked at");
+        Error::Io { what, source }
+    };
+    let network = network::of(process).map_err(failed)?;
+    if !network.is_own() && !Criu::can_work_in(&network).map_err(failed)? {
+        return Err(Error::NoLoopback { of: Some(pid) });
+    }
+    Ok(network)
 }
 
 /// Refuses TCP connections that lead out of the program, but for those that the user allows.
@@ -308,23 +350,23 @@ pub(super) struct Inspected {
 pub(super) fn inspect(
     process: &ProcessInfo,
     drivers: &Drivers,
-    stop: &Arc<AtomicBool>,
+    options: &Options,
 ) -> Result<Option<Inspected>, Error> {
-    let pid = process.pid;
+    let (pid, root) = (process.pid, options.pid);
     if process.inner_pid != pid {
         return Err(Error::OtherPidNamespace { pid, inner: process.inner_pid });
     }
-    if !process.shares_namespace("user") {
+    if !process.shares_namespace("user", std::process::id()) {
         return Err(Error::OtherUsers { pid });
     }
-    if !process.shares_namespace("net") {
-        return Err(Error::OtherNetwork { pid });
+    if !process.shares_namespace("net", root) {
+        return Err(Error::OtherNetwork { pid, root });
     }
     if Agent::listens(process) {
         if process.is_suspended() {
             return Err(Error::Suspended { pid });
         }
-        let mut agent = match Agent::connect(process, FIRST_ANSWER, Some(stop)) {
+        let mut agent = match Agent::connect(process, FIRST_ANSWER, Some(&options.stop)) {
             Ok(agent) => agent,
             Err(AgentError::Absent { .. }) => return Ok(None),
             Err(error) => return Err(error.into()),

@@ -34,7 +34,12 @@ pub(super) fn is_of_this_host(namespace_there: &str) -> bool {
 
 /// Tells namespaces of a kind, such as `pid`, apart, also those of different hosts.
 pub(super) fn namespace(kind: &str) -> String {
-    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let namespace = std::fs::read_link(format!("/proc/self/ns/{kind}")).unwrap_or_default();
-    format!("{} {}", boot.trim(), namespace.display())
+    named(&namespace.to_string_lossy())
+}
+
+/// The same of a namespace that has this name in `/proc`.
+pub(super) fn named(namespace: &str) -> String {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    format!("{} {namespace}", boot.trim())
 }

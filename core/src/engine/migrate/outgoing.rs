@@ -17,7 +17,7 @@ use self::sending::{Item, QUEUE, Sending, Shared};
 use super::cpu;
 use super::fit::private_memory;
 use super::goal::Goal;
-use super::greeting::{check_hello, hello, namespace};
+use super::greeting::{check_hello, hello, named, namespace};
 use super::link::{Link, LinkError, unexpected_message};
 use super::message::{MAX_STEPS, Message, Step, cut_reasons, offered};
 use super::record::{MigrationId, Record, Side, State};
@@ -32,6 +32,7 @@ use crate::base::threads::joined;
 use crate::base::timeline::{Timeline, Track};
 use crate::engine::error::Error;
 use crate::engine::memory::Laid;
+use crate::host::network::NetworkNamespace;
 use crate::host::process::ProcessInfo;
 use crate::image::trust::PrivateKey;
 use crate::image::{Committed, ImageError, Manifest, Recipient, Written};
@@ -209,14 +210,15 @@ impl Outgoing {
         (known.sent, known.there)
     }
 
-    /// The phase `offer`: asks whether the program can go on there. `outline` is its manifest without memory and files.
-    /// Nothing is changed on either side.
+    /// The phase `offer`: asks whether the program can go on there. `outline` is its manifest without memory and files,
+    /// and `network` where it has its network. Nothing is changed on either side.
     ///
     /// # Errors
     /// [`Error::Refused`] with all that is in the way; or the link is lost.
     pub(crate) fn offer(
         &self,
         outline: &Manifest,
+        network: &NetworkNamespace,
         signer: Option<&PrivateKey>,
         dry_run: bool,
     ) -> Result<(), Error> {
@@ -224,7 +226,7 @@ impl Outgoing {
         let relayed = self.hold_streams(outline)?;
         let (version, body) = outline.body().map_err(cannot)?;
         self.link.send_long(&body)?;
-        let (pids, network, cpu) = (namespace("pid"), namespace("net"), cpu::features());
+        let (pids, network, cpu) = (namespace("pid"), named(&network.name()), cpu::features());
         let id = self.id.0;
         let sign = |key: &PrivateKey| key.sign_offer(&offered(&id, version, &body));
         let signatures = signer.map(sign).unwrap_or_default();

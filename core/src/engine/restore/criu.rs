@@ -1,6 +1,7 @@
 //! What CRIU is asked for: to make the processes of an image.
 
 use std::cell::RefCell;
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -9,6 +10,7 @@ use crate::host::criu::{
     Criu, Hint, InheritFd, Keep, OnDemand, OnDemandMemory, RestoreError, RestoreOptions,
     RestoreWorker,
 };
+use crate::host::network::NetworkNamespace;
 use crate::host::process::{ProcessInfo, TreeError, closed, sockets};
 use crate::image::Manifest;
 
@@ -23,13 +25,20 @@ const AGAIN: Duration = Duration::from_millis(100);
 const PORTS: Duration = Duration::from_secs(70);
 const PORTS_AGAIN: Duration = Duration::from_secs(1);
 
+/// What each CRIU is started with.
+pub(super) struct Start {
+    pub(super) criu: Criu,
+    /// Where the processes get their network; `None` for this process's own namespace.
+    pub(super) network: Option<NetworkNamespace>,
+    /// Tells the watchdog that CRIU is at work, which holds a copy while it lives.
+    pub(super) at_work: OwnedFd,
+    pub(super) streams: Streams,
+}
+
 /// A CRIU that waits for its request.
 pub(super) struct Maker {
-    criu: Criu,
-    /// Tells the watchdog that CRIU is at work.
-    at_work: OwnedFd,
+    start: Start,
     worker: RestoreWorker,
-    streams: Streams,
 }
 
 /// Whose standard streams the program gets in place of pipes.
@@ -57,18 +66,13 @@ pub(super) struct Making {
 }
 
 impl Maker {
-    /// Starts CRIU. It holds a copy of `at_work` while it lives.
+    /// Starts CRIU.
     ///
     /// # Errors
     /// CRIU cannot be started, or a socket of an agent is in use.
-    pub(super) fn start(
-        criu: Criu,
-        at_work: OwnedFd,
-        manifest: &Manifest,
-        streams: Streams,
-    ) -> Result<Self, Error> {
-        let worker = start(&criu, manifest, &streams, &at_work)?;
-        Ok(Self { criu, at_work, worker, streams })
+    pub(super) fn start(start: Start, manifest: &Manifest) -> Result<Self, Error> {
+        let worker = start.worker(manifest)?;
+        Ok(Self { start, worker })
     }
 
     /// Makes the processes, as children of this process if `is_child` says so. When they are there and
@@ -84,7 +88,7 @@ impl Maker {
         mut late: Option<Late<'_>>,
         before_they_run: &mut dyn FnMut() -> Result<(), Error>,
     ) -> Result<Making, Error> {
-        let Self { criu, at_work, mut worker, streams } = self;
+        let Self { start, mut worker } = self;
         let pids: Vec<u32> = manifest.processes.iter().map(|process| process.pid).collect();
         // The processes are noted as soon as they are there, so that they are known whatever becomes of CRIU.
         let found = RefCell::new(Vec::new());
@@ -112,7 +116,7 @@ impl Maker {
                     }
                     std::thread::sleep(AGAIN);
                     preflight::check_pids(manifest)?;
-                    worker = start_again(&criu, manifest, &streams, &at_work)?;
+                    worker = start.worker_again(manifest)?;
                 }
                 // The program had closed connections shortly before it was dumped, such as those by which the processes
                 // of a job find each other. What listened keeps its port, and a listener can be made there again when
@@ -121,9 +125,9 @@ impl Maker {
                     if error.has(Hint::PortInUse)
                         && found.borrow().is_empty()
                         && begin.elapsed() < PORTS
-                        && closed::any_is_kept() =>
+                        && start.keeps_ports() =>
                 {
-                    let forgotten = closed::forget().unwrap_or_else(|error| {
+                    let forgotten = start.there(closed::forget).unwrap_or_else(|error| {
                         tracing::debug!(%error, "closed connections cannot be forgotten");
                         0
                     });
@@ -139,7 +143,7 @@ impl Maker {
                     }
                     // What CRIU has killed may still have its pids.
                     deadline = Instant::now() + REAPING;
-                    worker = start_again(&criu, manifest, &streams, &at_work)?;
+                    worker = start.worker_again(manifest)?;
                 }
                 result => break result,
             }
@@ -148,42 +152,49 @@ impl Maker {
     }
 }
 
-fn start(
-    criu: &Criu,
-    manifest: &Manifest,
-    streams: &Streams,
-    at_work: &OwnedFd,
-) -> Result<RestoreWorker, Error> {
-    let (shell_job, _) = crate::engine::dump::option_values(&manifest.criu.options);
-    let mut inherited =
-        stdio::inherited(&manifest.processes, streams.is_detached, &streams.outputs)?;
-    for process in &manifest.processes {
-        for listener in &process.listeners {
-            let pid = process.pid;
-            let socket = sockets::listen(listener, pid).map_err(|source| match source.kind() {
-                // The pid is free: another restore is about to take it.
-                std::io::ErrorKind::AddrInUse => Error::Busy { pid },
-                _ => Error::Io { what: format!("cannot listen for process {pid}"), source },
-            })?;
-            let key = format!("socket:[{}]", listener.inode);
-            inherited.push(InheritFd { key, fd: socket });
+impl Start {
+    /// Does something in the network namespace of the processes.
+    fn there<T: Send>(&self, work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
+        match &self.network {
+            Some(network) => network.visit(work),
+            None => work(),
         }
     }
-    Ok(criu.start_restore(inherited, Some(at_work.as_fd()), shell_job)?)
-}
 
-/// Once more: what CRIU had made, and has killed, may have the names of the program's listeners for a moment.
-fn start_again(
-    criu: &Criu,
-    manifest: &Manifest,
-    streams: &Streams,
-    at_work: &OwnedFd,
-) -> Result<RestoreWorker, Error> {
-    let deadline = Instant::now() + REAPING;
-    loop {
-        match start(criu, manifest, streams, at_work) {
-            Err(Error::Busy { .. }) if Instant::now() < deadline => std::thread::sleep(AGAIN),
-            done => return done,
+    /// Whether the kernel keeps ports of closed connections there.
+    fn keeps_ports(&self) -> bool {
+        self.there(|| Ok(closed::any_is_kept())).unwrap_or(false)
+    }
+
+    fn worker(&self, manifest: &Manifest) -> Result<RestoreWorker, Error> {
+        let (shell_job, _) = crate::engine::dump::option_values(&manifest.criu.options);
+        let Streams { is_detached, outputs } = &self.streams;
+        let mut inherited = stdio::inherited(&manifest.processes, *is_detached, outputs)?;
+        for process in &manifest.processes {
+            for listener in &process.listeners {
+                let pid = process.pid;
+                let socket = self.there(|| sockets::listen(listener, pid));
+                let socket = socket.map_err(|source| match source.kind() {
+                    // The pid is free: another restore is about to take it.
+                    io::ErrorKind::AddrInUse => Error::Busy { pid },
+                    _ => Error::Io { what: format!("cannot listen for process {pid}"), source },
+                })?;
+                let key = format!("socket:[{}]", listener.inode);
+                inherited.push(InheritFd { key, fd: socket });
+            }
+        }
+        let (hold, network) = (Some(self.at_work.as_fd()), self.network.as_ref());
+        Ok(self.criu.start_restore(inherited, hold, shell_job, network)?)
+    }
+
+    /// Once more: what CRIU had made, and has killed, may have the names of the program's listeners for a moment.
+    fn worker_again(&self, manifest: &Manifest) -> Result<RestoreWorker, Error> {
+        let deadline = Instant::now() + REAPING;
+        loop {
+            match self.worker(manifest) {
+                Err(Error::Busy { .. }) if Instant::now() < deadline => std::thread::sleep(AGAIN),
+                done => return done,
+            }
         }
     }
 }

@@ -15,6 +15,7 @@ use crate::base::limits;
 use crate::engine::error::Error;
 use crate::engine::sections;
 use crate::host::criu::Criu;
+use crate::host::network::NetworkNamespace;
 use crate::image::Manifest;
 use crate::image::trust::Trust;
 
@@ -65,12 +66,37 @@ pub fn blockers(options: &Options, needs_pids: bool) -> Vec<Error> {
     if let Err(error) = options.trust.check_image(&options.image, &source.id()) {
         found.push(error.into());
     }
+    found.extend(check_network(options.network.as_ref()).err());
     found.extend(memory::check(&source, options.device_memory_there(&source)).err());
     match Files::look(&source, options.files) {
         Ok((_, reasons)) => found.extend(reasons),
         Err(error) => found.push(error),
     }
     found
+}
+
+/// Whether CRIU can work in the network namespace that is named.
+///
+/// # Errors
+/// [`Error::NoLoopback`]; or it cannot be looked at.
+pub(super) fn check_network(network: Option<&NetworkNamespace>) -> Result<(), Error> {
+    let Some(network) = network.filter(|network| !network.is_own()) else { return Ok(()) };
+    let can = Criu::can_work_in(network).map_err(|source| {
+        let what = "the network namespace cannot be looked at".to_owned();
+        Error::Io { what, source }
+    })?;
+    if can { Ok(()) } else { Err(Error::NoLoopback { of: None }) }
+}
+
+/// Whether the program of an image was in a network namespace of its own and would be in gpucr's with these options, which
+/// need not be what is wanted. Not if the image cannot be read.
+pub fn would_leave_network(options: &Options) -> bool {
+    let source = Source::open(&options.image, options.warm);
+    source.is_ok_and(|source| leaves_network(source.manifest(), options))
+}
+
+pub(super) fn leaves_network(manifest: &Manifest, options: &Options) -> bool {
+    options.network.is_none() && sections::had_own_network(manifest)
 }
 
 /// What this host lacks for the program of a manifest, the program's files aside.

@@ -37,7 +37,7 @@ mod watch;
 pub use devices::{Identity, MappedDevice, Moved};
 pub use files::{ChangedFile, FileFate, FilePolicy};
 pub use given::{Given, LoadedMemory};
-pub use lacks::blockers;
+pub use lacks::{blockers, would_leave_network};
 pub use options::{GoesOn, MayRun, Options};
 pub use report::{OnDemand, Report, Shared};
 pub(in crate::engine) use room::check_bytes as check_room;

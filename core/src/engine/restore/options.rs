@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::engine::error::Error;
 use crate::engine::sharing::Holder;
+use crate::host::network::NetworkNamespace;
 use crate::image::trust::Trust;
 
 use super::devices::MappedDevice;
@@ -33,6 +34,8 @@ pub struct Options {
     pub may_run: Option<MayRun>,
     /// Devices that others of this host take the place of.
     pub device_map: Vec<MappedDevice>,
+    /// Where the program gets its network; `None` for gpucr's own namespace.
+    pub network: Option<NetworkNamespace>,
     /// Where the program's output goes, if it went to pipes.
     pub outputs: Outputs,
     /// What is done about files that are not as they were at the dump.

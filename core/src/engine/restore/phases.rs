@@ -9,9 +9,10 @@ use std::time::Duration;
 use super::arrival::choose::choose;
 use super::arrival::{Arrival, Programs};
 use super::bulk;
-use super::criu::{Late, Maker, Making, Streams};
+use super::criu::{Late, Maker, Making, Start, Streams};
 use super::files::Files;
 use super::hook;
+use super::lacks::{self, leaves_network};
 use super::late::{self, HostSide};
 use super::load::{Done, Load};
 use super::loading::LoadedBy;
@@ -153,13 +154,16 @@ impl<'i> Checked<'i> {
         let (criu, library, files) = preflight::check(image, options.files, &options.stop)?;
         task.files = files;
         // Devices that the user has named are checked before anything is made; else while CRIU works.
+        lacks::check_network(options.network.as_ref())?;
         let is_moved = !options.device_map.is_empty();
         let open = || preflight::open(image, &library, &options.device_map);
         let opened = is_moved.then(open).transpose()?;
         let streams = Streams { is_detached: options.detach, outputs: options.outputs.clone() };
         let watchdog = task.made.watchdog.insert(Watchdog::start().map_err(Error::Watchdog)?);
         let at_work = watchdog.at_work().map_err(Error::Watchdog)?;
-        let maker = Maker::start(criu, at_work, image.manifest(), streams)?;
+        let network = options.network.clone();
+        let start = Start { criu, network, at_work, streams };
+        let maker = Maker::start(start, image.manifest())?;
         Ok(Self { image, library, opened, arrival: choose(options), maker })
     }
 
@@ -390,6 +394,7 @@ impl Running<'_> {
                 true => stdio::lost(&image.manifest().processes, options.outputs.named()),
                 false => Vec::new(),
             },
+            left_network: leaves_network(image.manifest(), options),
             files: files.into_changed(),
             on_demand: None,
             shared: None,

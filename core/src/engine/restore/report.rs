@@ -30,6 +30,9 @@ pub struct Report {
     /// Devices that others have taken the place of.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub moved: Vec<Moved>,
+    /// The program was in a network namespace of its own at the dump, and is in gpucr's now.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub left_network: bool,
     /// Outputs of the program, `stdout` and `stderr`, that were pipes and go nowhere now.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub unread: Vec<&'static str>,

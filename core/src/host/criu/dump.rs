@@ -11,6 +11,7 @@ use super::find::Criu;
 use super::log;
 use super::rpc::{Kind, Opts, Request};
 use super::swrk::{Start, Swrk, Work, above_stdio};
+use crate::host::network::NetworkNamespace;
 
 const ACTION: &str = "dump the processes";
 /// Name of the log file in the work directory.
@@ -112,17 +113,18 @@ pub struct DumpWorker {
 }
 
 impl Criu {
-    /// Starts a process that will serve one dump.
+    /// Starts a process that will serve one dump, in the network namespace of the processes if one is given.
     ///
     /// # Errors
     /// CRIU cannot be started, or gpucr was asked to end.
-    pub fn start_dump(&self) -> Result<DumpWorker, CriuError> {
+    pub fn start_dump(&self, network: Option<&NetworkNamespace>) -> Result<DumpWorker, CriuError> {
         let (path, stop) = (self.path(), self.stop.clone());
         let client =
             gone_client().map_err(|source| CriuError::Run { path: path.into(), source })?;
         let options = ["--ps-socket".to_owned(), client.as_raw_fd().to_string()];
         let (options, inherit) = (&options, &[client.as_fd()]);
-        let start = Start { path, action: ACTION, options, inherit, in_session: false, stop };
+        let in_session = false;
+        let start = Start { path, action: ACTION, options, inherit, in_session, network, stop };
         Ok(DumpWorker { swrk: Swrk::start(&start)? })
     }
 
@@ -135,7 +137,7 @@ impl Criu {
         options: &DumpOptions<'_>,
         post_dump: &mut dyn FnMut() -> Result<(), E>,
     ) -> Result<(), DumpError<E>> {
-        let worker = self.start_dump();
+        let worker = self.start_dump(None);
         worker
             .map_err(|error| DumpError::Criu { error, after_callback: false })?
             .dump(options, post_dump)

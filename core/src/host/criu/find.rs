@@ -1,5 +1,6 @@
 //! Finding CRIU and asking what it can do.
 
+use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -15,6 +16,7 @@ use super::log;
 use super::rpc::{FeatureSet, Kind, Opts, Request, Response};
 use super::swrk::{Start, Swrk};
 use super::version::{MIN_VERSION, NO_PASSCRED, Version};
+use crate::host::network::NetworkNamespace;
 use crate::image::library;
 
 /// The fourth number of the version of a CRIU that copies no more of its list of pages than is listed, and of one that
@@ -25,6 +27,9 @@ const ONLY_LISTS: i32 = 2;
 const PAGE: u64 = 4096;
 /// Bytes in the list for each page: a `struct iovec`.
 const LISTED: u64 = 16;
+
+/// Where CRIU keeps what it has found out about the kernel. It does not where that is no tmpfs.
+const FOUND_OUT: &str = "/run/criu.kdat";
 
 /// Names the CRIU to use, and no other is looked for then.
 const ENV_CRIU: &str = "GPUCR_CRIU";
@@ -56,6 +61,15 @@ pub struct Criu {
 }
 
 impl Criu {
+    /// Whether it can work in a network namespace: it tries TCP over the loopback device, unless it knows how the kernel
+    /// does that.
+    ///
+    /// # Errors
+    /// Nobody can look there.
+    pub fn can_work_in(network: &NetworkNamespace) -> io::Result<bool> {
+        Ok(Path::new(FOUND_OUT).exists() || network.has_loopback()?)
+    }
+
     /// Finds CRIU: where the environment variable `GPUCR_CRIU` says, or else the first that is
     /// new enough of gpucr's own (that it was packed with, or that was built on this machine), the system's, and those on PATH. When `stop` is set, this and whatever this
     /// CRIU is asked for later end early, with [`CriuError::Interrupted`].
@@ -205,8 +219,15 @@ fn ask(
     stop: Option<&Arc<AtomicBool>>,
 ) -> Result<Response, CriuError> {
     let stop = stop.cloned();
-    let swrk =
-        Swrk::start(&Start { path, action, options: &[], inherit: &[], in_session: false, stop })?;
+    let swrk = Swrk::start(&Start {
+        path,
+        action,
+        options: &[],
+        inherit: &[],
+        in_session: false,
+        network: None,
+        stop,
+    })?;
     swrk.send(&Request { kind: kind as i32, ..request })?;
     let response = swrk.receive(Some(ANSWER))?;
     if response.kind != kind as i32 {

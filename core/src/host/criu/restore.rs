@@ -10,6 +10,7 @@ use super::memory::{Keep, Loading, OnDemandMemory, Plan, why_not_late};
 use super::rpc::{InheritFdEntry, Kind, Opts, Request};
 use super::swrk::{Start, Swrk, Work, above_stdio};
 use crate::base::faults::fault;
+use crate::host::network::NetworkNamespace;
 
 const ACTION: &str = "restore the processes";
 /// Name of the log file in the work directory.
@@ -109,7 +110,7 @@ impl Criu {
     /// Starts a process that will serve one restore. The restored processes get `inherit_fds` in
     /// place of descriptors that they had; `hold` is a descriptor that CRIU itself holds while it
     /// is at work. With `shell_job` the tree joins the caller's session and terminal, which must
-    /// be the caller's standard input.
+    /// be the caller's standard input. The processes are made in the network namespace `network`, or in the caller's.
     ///
     /// # Errors
     /// CRIU cannot be started, this process has no room for descriptors, or gpucr was asked to end.
@@ -118,6 +119,7 @@ impl Criu {
         inherit_fds: Vec<InheritFd>,
         hold: Option<BorrowedFd<'_>>,
         shell_job: bool,
+        network: Option<&NetworkNamespace>,
     ) -> Result<RestoreWorker, CriuError> {
         let run = |source| CriuError::Run { path: self.path().to_owned(), source };
         let mut inherited = Vec::new();
@@ -127,8 +129,8 @@ impl Criu {
         let for_processes = inherited.iter().map(|(_, fd)| fd.as_fd());
         let inherit: Vec<BorrowedFd<'_>> = for_processes.chain(hold).collect();
         let (path, stop) = (self.path(), self.stop.clone());
-        let (options, in_session) = (&[], shell_job);
-        let start = Start { path, action: ACTION, options, inherit: &inherit, in_session, stop };
+        let (options, in_session, inherit) = (&[], shell_job, &inherit);
+        let start = Start { path, action: ACTION, options, inherit, in_session, network, stop };
         let swrk = Swrk::start(&start)?;
         Ok(RestoreWorker { swrk, inherited, shell_job })
     }

@@ -19,6 +19,7 @@ use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, Signal};
 
 use super::error::CriuError;
 use super::rpc::{Request, Response};
+use crate::host::network::{self, NetworkNamespace};
 use crate::host::process::tree;
 
 /// Largest message that is accepted from CRIU.
@@ -80,6 +81,8 @@ pub(super) struct Start<'a> {
     /// Whether it runs in the caller's session and with the caller's terminal as its standard input, as `--shell-job`
     /// needs it to hand the terminal over.
     pub(super) in_session: bool,
+    /// The network namespace of the processes, where that is not the caller's.
+    pub(super) network: Option<&'a NetworkNamespace>,
     /// Set from elsewhere to end whatever is under way.
     pub(super) stop: Option<Arc<AtomicBool>>,
 }
@@ -103,6 +106,7 @@ impl Swrk {
         let mut kept: Vec<RawFd> = start.inherit.iter().map(|fd| fd.as_raw_fd()).collect();
         kept.push(theirs.as_raw_fd());
         let in_session = start.in_session;
+        let network = start.network.map(|network| network.as_fd().as_raw_fd());
 
         let mut command = Command::new(start.path);
         command
@@ -125,6 +129,10 @@ impl Swrk {
             if !in_session {
                 rustix::process::setsid()?;
             }
+            if let Some(network) = network {
+                // SAFETY: the parent holds it open across the spawn.
+                network::enter(unsafe { BorrowedFd::borrow_raw(network) })?;
+            }
             // With this a limit on what it writes is an error for it, not its death.
             // SAFETY: sets a disposition to a constant.
             unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
@@ -135,7 +143,7 @@ impl Swrk {
             }
             Ok(())
         };
-        // SAFETY: between fork and exec `prepare` only makes the system calls setsid, sigaction and fcntl;
+        // SAFETY: between fork and exec `prepare` only makes the system calls setsid, setns, sigaction and fcntl;
         // it neither allocates nor takes a lock.
         unsafe { command.pre_exec(prepare) };
         let child = command.spawn().map_err(run)?;

@@ -179,7 +179,7 @@ pub(super) fn restore(
     shell_job: bool,
 ) -> Result<u32, RestoreError<String>> {
     options.plan = Plan::of(options.images, &|_| None).unwrap().map(Arc::new);
-    let worker = criu.start_restore(inherit_fds, None, shell_job).unwrap();
+    let worker = criu.start_restore(inherit_fds, None, shell_job, None).unwrap();
     worker.restore(options, &mut || (), &mut nothing)
 }
 
@@ -276,7 +276,8 @@ fn hang_up(criu: &Criu, pid: u32, at: usize, kill_criu: bool) -> Option<String> 
     let images = Images::new();
     let action = "dump";
     let (path, stop) = (criu.path(), None);
-    let start = swrk::Start { path, action, options: &[], inherit: &[], in_session: false, stop };
+    let (options, inherit, in_session, network) = (&[], &[], false, None);
+    let start = swrk::Start { path, action, options, inherit, in_session, network, stop };
     let mut swrk = swrk::Swrk::start(&start).unwrap();
     swrk.begin(swrk::Work::Dump);
     let opts = Opts {
@@ -475,7 +476,7 @@ fn a_callback_that_fails_ends_the_restored_processes() {
     criu.dump(&DumpOptions::new(pid, images.1.as_fd()), &mut nothing).unwrap();
     counter.child.wait().unwrap();
     counter.assert_stands();
-    let worker = criu.start_restore(Vec::new(), None, false).unwrap();
+    let worker = criu.start_restore(Vec::new(), None, false, None).unwrap();
     let options = RestoreOptions::new(images.1.as_fd());
     let result = worker.restore(options, &mut || (), &mut || Err("no"));
     assert!(matches!(result, Err(RestoreError::Callback("no"))), "{result:?}");

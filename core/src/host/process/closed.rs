@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use procfs::net::TcpState;
+use procfs::process::Process;
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink};
@@ -20,19 +21,22 @@ const TCP: u8 = 6;
 const HEADER: usize = 16;
 const REQUEST: u32 = 72;
 
-/// Those of this network namespace: both of their ends.
+/// Those of the calling thread's network namespace, which need not be that of its process: both of their ends.
 fn all() -> impl Iterator<Item = (SocketAddr, SocketAddr)> {
-    let rows = [procfs::net::tcp(), procfs::net::tcp6()].into_iter().flatten().flatten();
+    let own = rustix::thread::gettid().as_raw_nonzero();
+    let own = Process::new_with_root(format!("/proc/self/task/{own}").into()).ok();
+    let read = |own: Process| [own.tcp(), own.tcp6()].into_iter().flatten().flatten();
+    let rows = own.into_iter().flat_map(read);
     rows.filter(|row| row.state == TcpState::TimeWait)
         .map(|row| (row.local_address, row.remote_address))
 }
 
-/// Whether the kernel keeps the port of any, in this network namespace.
+/// Whether the kernel keeps the port of any, in the calling thread's network namespace.
 pub fn any_is_kept() -> bool {
     all().next().is_some()
 }
 
-/// Has the kernel forget those whose other end is on this host too, in this network namespace. Their ports are kept so
+/// Has the kernel forget those whose other end is on this host too, in the calling thread's network namespace. Their ports are kept so
 /// that no late packet of the old connection is taken for one of a new, and within a host there are no late ones. Gives
 /// how many it has forgotten.
 ///

@@ -9,7 +9,7 @@ pub mod files;
 pub mod held;
 pub mod lock;
 mod memory;
-mod network;
+pub(crate) mod network;
 pub(crate) mod pagemap;
 pub(crate) mod queue;
 mod running;

@@ -1,18 +1,18 @@
-//! What listens in the network namespace of a process.
+//! The network namespace of a process, and what listens in it.
 //!
 //! It is not read from `/proc/net/unix`: a program that puts a line feed into the name of a socket writes rows
 //! there as it likes.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink};
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-use super::tree::directory;
+use super::tree::{ProcessInfo, directory};
+use crate::host::network::NetworkNamespace;
 
 /// How long the kernel may take for each part of its answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -62,6 +62,37 @@ pub(super) fn namespace(pid: u32) -> PathBuf {
     directory(pid).join("ns/net")
 }
 
+/// The network namespace of a process that has not ended.
+///
+/// # Errors
+/// It has, or this user may not look at it.
+pub(crate) fn of(process: &ProcessInfo) -> io::Result<NetworkNamespace> {
+    let found = NetworkNamespace::of_process(&namespace(process.pid))?;
+    // Its pid is another process's only after that.
+    if process.has_ended() { Err(io::ErrorKind::NotFound.into()) } else { Ok(found) }
+}
+
+/// Whether a process is in this network namespace. Not if it has ended.
+pub(crate) fn is_in(process: &ProcessInfo, network: &NetworkNamespace) -> bool {
+    network.is_of(&namespace(process.pid))
+}
+
+/// That of process `pid`; `None` if there is no such process, or it has ended.
+///
+/// # Errors
+/// This user may not look at it.
+pub(crate) fn of_pid(pid: u32) -> io::Result<Option<NetworkNamespace>> {
+    match NetworkNamespace::of_process(&namespace(pid)) {
+        Err(error)
+            if error.kind() == io::ErrorKind::NotFound
+                || error.raw_os_error() == Some(libc::ESRCH) =>
+        {
+            Ok(None)
+        }
+        found => found.map(Some),
+    }
+}
+
 /// Does something in the network namespace of a process. Sockets that are made there stay usable.
 ///
 /// # Errors
@@ -70,19 +101,7 @@ pub(super) fn visit<T: Send>(
     pid: u32,
     work: impl FnOnce() -> io::Result<T> + Send,
 ) -> io::Result<T> {
-    let theirs = namespace(pid);
-    if std::fs::read_link(&theirs)? == std::fs::read_link("/proc/thread-self/ns/net")? {
-        return work();
-    }
-    let namespace = std::fs::File::open(theirs)?;
-    // A thread of its own goes there: it is a thread that has a network namespace.
-    let visit = move || {
-        move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;
-        work()
-    };
-    std::thread::scope(|scope| {
-        scope.spawn(visit).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    })
+    NetworkNamespace::of_process(&namespace(pid))?.visit(work)
 }
 
 /// Everything that listens on an abstract name in the network namespace of a process.

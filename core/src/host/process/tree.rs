@@ -229,11 +229,11 @@ impl ProcessInfo {
         Ok(read)
     }
 
-    /// Whether it is in the same namespace of a kind (`user`, `net`) as this process. So it is if that cannot be told.
-    pub fn shares_namespace(&self, kind: &str) -> bool {
-        let of = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/{kind}")).ok();
-        let (own, its) = (of("self"), of(&self.pid.to_string()));
-        own.is_none() || its.is_none() || own == its
+    /// Whether it is in the same namespace of a kind (`user`, `net`) as process `other`. So it is if that cannot be told.
+    pub fn shares_namespace(&self, kind: &str, other: u32) -> bool {
+        let of = |pid: u32| std::fs::read_link(format!("/proc/{pid}/ns/{kind}")).ok();
+        let (others, its) = (of(other), of(self.pid));
+        others.is_none() || its.is_none() || others == its
     }
 
     /// Reads process `pid` except for its driver libraries: there may be very many mappings to go through.

@@ -115,7 +115,7 @@ pub(super) fn take(
     match writer {
         Ok(writer) if reasons.is_empty() => {
             let Offer { id, dry_run, network, relayed, .. } = offer;
-            let (same_network, there) = (network == namespace("net"), found.there);
+            let (same_network, there) = (network == wishes.network_name(), found.there);
             return Ok(Taken {
                 id,
                 same_pids,

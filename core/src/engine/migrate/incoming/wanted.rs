@@ -6,9 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use crate::engine::error::Error;
+use crate::engine::migrate::greeting::{named, namespace};
 use crate::engine::migrate::record::MigrationId;
 use crate::engine::restore::lacks::Circumstances;
 use crate::engine::restore::{MappedDevice, OutputFiles};
+use crate::host::network::NetworkNamespace;
 use crate::image::Destination;
 use crate::image::trust::Trust;
 
@@ -19,6 +21,8 @@ pub struct Incoming {
     pub place: Place,
     /// It gets a pid namespace of its own.
     pub new_pids: bool,
+    /// Where it gets its network; `None` for gpucr's own namespace.
+    pub network: Option<NetworkNamespace>,
     /// Devices that others of this host take the place of, as `gpucr restore --device-map` takes them.
     pub device_map: Vec<String>,
     /// Directories below which files may be made that the program has open: absolute paths.
@@ -60,6 +64,14 @@ impl Incoming {
         let parse =
             |text: &String| text.parse().map_err(|what: String| Error::NoSuchDevice { what });
         self.device_map.iter().map(parse).collect()
+    }
+
+    /// Tells the network namespace that the program gets apart from others, as a source tells its own.
+    pub(super) fn network_name(&self) -> String {
+        match &self.network {
+            Some(network) => named(&network.name()),
+            None => namespace("net"),
+        }
     }
 
     /// How the program is to be restored; `same` says that its pids are in this very namespace.
