@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::failure::{CliError, io_error};
 use crate::metrics;
-use crate::{output, say};
+use crate::{escape, output, say};
 
 /// A span that is part of a process, as OTLP numbers kinds.
 const INTERNAL: u8 = 1;
@@ -58,7 +58,9 @@ impl Traces {
         let begin = now.saturating_sub(since.elapsed());
         let line = self.line(&caller.unwrap_or_else(Caller::none), [begin, now], &outcome);
         let mut file = file.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if let Err(error) = file.write_all(format!("{line}\n").as_bytes()) {
+        // An error has words of programs and images in it.
+        let line = format!("{}\n", escape::escaped_json(&line.to_string()));
+        if let Err(error) = file.write_all(line.as_bytes()) {
             say::lost("the file of --traces", error);
         }
     }

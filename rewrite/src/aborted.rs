@@ -156,12 +156,9 @@ fn asking(
     sites: &[Site],
     turns: u32,
 ) -> (u32, Vec<(Range<usize>, String)>, String) {
-    let asking = Asking { sites, turns, raised: "eq.u32", flag: ABORT, to: "abort_" };
-    let mut end = asking.asked();
-    for number in 0..sites.len() {
-        let _ = write!(end, "$gpucr_abort_{number}:\n	bra $gpucr_abort;\n");
-    }
-    (turns, asking.edits(body), end)
+    let to = |_| "$gpucr_abort".to_owned();
+    let asking = Asking { sites, turns, raised: "eq.u32", flag: ABORT, to };
+    (turns, asking.edits(body), asking.asked())
 }
 
 /// Whether a function that such a kernel calls does nothing that it must not do either. No block is ended in it, so it has no

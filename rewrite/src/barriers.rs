@@ -56,11 +56,13 @@ pub(crate) fn change<'a>(
     outside: &[Shared<'a>],
     polls: Polls,
 ) -> Result<(Changed, Memory), Inside> {
-    let Some(longer) = longer(text, outside, polls)? else {
-        return written(text, parameter, outside, polls);
-    };
-    let (changed, memory) = written(&longer, parameter, outside, polls)?;
-    Ok((changed.made_of(&longer, text), memory))
+    if let Some(longer) = longer(text, outside, polls)?
+        && let Ok((changed, memory)) = written(&longer, parameter, outside, polls)
+    {
+        return Ok((changed.made_of(&longer, text), memory));
+    }
+    // Also where the copies are too much.
+    written(text, parameter, outside, polls)
 }
 
 fn written(
@@ -84,9 +86,8 @@ fn written(
     let memory = memory(&body.shared);
     let is_aligned = sites.iter().all(|site| site.is_aligned);
     let meets = Meets::of(is_aligned);
-    let asking = Asking { sites: &sites, turns, raised: "ne.u32", flag: 0, to: "save_" };
-    let writer =
-        Writer { text, body: &body, sites: &sites, asking, parameter, meets, saved, memory };
+    let asking = Asking { sites: &sites, turns, raised: "ne.u32", flag: 0, to: saving };
+    let writer = Writer { text, body: &body, asking, parameter, meets, saved, memory };
     let edits = asking.edits(&body);
     Ok((Changed { edits, begin: writer.begin(), end: writer.end(&again), saved }, memory))
 }
@@ -98,21 +99,22 @@ pub(crate) fn longer(
     outside: &[Shared<'_>],
     polls: Polls,
 ) -> Result<Option<String>, Inside> {
-    let asks = |text: &str| {
-        let body = read_together(text, outside)?;
-        let (sites, turns) = sites(text, &body, polls)?;
-        let Some(loops) = loops(&body).ok().filter(|_| turns > 1) else { return Ok(None) };
-        let has_site = |of: &Loop| {
-            let [end] = of.back[..] else { return false };
-            sites.iter().any(|site| (of.label..end).contains(&site.at))
-        };
-        let loops: Vec<Loop> = loops.into_iter().filter(has_site).collect();
-        let writer = writer::Writer::unpolled(text, &body, &loops, polls);
-        Ok(Some(Copies::of(&writer).put_into(&writer)))
+    let body = read_together(text, outside)?;
+    let (found, turns) = sites(text, &body, polls)?;
+    let Some(loops) = loops(&body).ok().filter(|_| turns > 1) else { return Ok(None) };
+    let has_site = |of: &Loop| {
+        let [end] = of.back[..] else { return false };
+        found.iter().any(|site| (of.label..end).contains(&site.at))
     };
-    let longer = asks(text)?.flatten();
+    let loops: Vec<Loop> = loops.into_iter().filter(has_site).collect();
+    let writer = writer::Writer::unpolled(text, &body, &loops, polls);
+    let longer = Copies::of(&writer).put_into(&writer);
     // With copies there may be more barriers than are looked at.
-    Ok(longer.filter(|longer| matches!(asks(longer), Ok(Some(_)))))
+    let asks_seldom = |longer: &String| {
+        let body = read_together(longer, outside)?;
+        sites(longer, &body, polls).map(|(_, turns)| turns > 1)
+    };
+    Ok(longer.filter(|longer| asks_seldom(longer) == Ok(true)))
 }
 
 /// The barriers of a body, and what is known of the ways between them.
@@ -249,8 +251,13 @@ pub(crate) struct Asking<'s> {
     /// The flag is raised if it is this to `flag`: a comparison.
     pub(crate) raised: &'static str,
     pub(crate) flag: u32,
-    /// Where threads go then: `$gpucr_`, this, and the number of the site.
-    pub(crate) to: &'static str,
+    /// The label to which threads of a site go then, by the site's number.
+    pub(crate) to: fn(usize) -> String,
+}
+
+/// Where a block is saved that is at a site.
+fn saving(number: usize) -> String {
+    format!("$gpucr_save_{number}")
 }
 
 impl Asking<'_> {
@@ -278,7 +285,8 @@ impl Asking<'_> {
     /// The barrier at which all threads hear what the first one has seen.
     fn ask(&self, number: usize) -> String {
         let Site { looks, is_aligned, .. } = self.sites[number];
-        let Self { raised, flag, to, .. } = self;
+        let Self { raised, flag, .. } = self;
+        let to = (self.to)(number);
         let reduce = Meets::of(is_aligned).reduce;
         let seen = match looks {
             true => format!("	@%gpucr_first setp.{raised} %gpucr_mine, %gpucr_flag, {flag};\n"),
@@ -286,7 +294,7 @@ impl Asking<'_> {
         };
         format!(
             "{seen}	{reduce} %gpucr_is, 0, %gpucr_mine;
-	@%gpucr_is bra $gpucr_{to}{number};
+	@%gpucr_is bra {to};
 "
         )
     }
@@ -311,7 +319,6 @@ impl Asking<'_> {
 struct Writer<'w, 'a> {
     text: &'a str,
     body: &'w Body<'a>,
-    sites: &'w [Site],
     asking: Asking<'w>,
     parameter: &'w str,
     /// Outside of the text, where threads have come from any site.
@@ -361,7 +368,7 @@ $gpucr_decided:
 
     fn end(&self, again: &[usize]) -> String {
         let mut end = String::from("\n	ret;\n") + &self.asking.asked();
-        for number in 0..self.sites.len() {
+        for number in 0..self.asking.sites.len() {
             let label = number + 1;
             let _ = write!(
                 end,
@@ -379,7 +386,7 @@ $gpucr_decided:
     /// A branch for each site, by the number that a thread has.
     fn choose(&self, to: &str) -> String {
         let mut chosen = String::new();
-        for number in 0..self.sites.len() {
+        for number in 0..self.asking.sites.len() {
             let label = number + 1;
             let _ = write!(
                 chosen,
@@ -427,7 +434,7 @@ $gpucr_searched:
             self.area(),
             self.choose("keep")
         );
-        for (number, site) in self.sites.iter().enumerate() {
+        for (number, site) in self.asking.sites.iter().enumerate() {
             let _ = writeln!(save, "$gpucr_keep_{number}:");
             for (register, place) in &site.slots {
                 save += &self.register(*register, *place, false);
@@ -494,7 +501,7 @@ $gpucr_go_on:
             let _ = writeln!(resume, "	{}", &self.text[self.body.items[*item].span.clone()]);
         }
         resume += &self.choose("load");
-        for (number, site) in self.sites.iter().enumerate() {
+        for (number, site) in self.asking.sites.iter().enumerate() {
             let _ = writeln!(resume, "$gpucr_load_{number}:");
             for (register, place) in &site.slots {
                 resume += &self.register(*register, *place, true);

@@ -118,8 +118,8 @@ fn it_is_dumped_from_outside_and_comes_back_in_its_network_or_another() -> Resul
 fn what_is_no_network_is_refused(lab: &Lab) -> Result<()> {
     for (path, word) in [
         ("/no/such/network", "cannot be opened"),
-        ("/dev/null", "is no network namespace"),
-        ("image/manifest", "is no network namespace"),
+        ("/dev/null", "is not a network namespace"),
+        ("image/manifest", "is not a network namespace"),
         ("/proc/self/ns/mnt", "a namespace of another kind"),
     ] {
         for more in [&[][..], &["--new-pids"], &["--detach"], &["--on-demand"]] {

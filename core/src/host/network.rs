@@ -43,7 +43,7 @@ pub enum NetworkError {
         source: io::Error,
     },
     /// It is something else.
-    #[error("{path} is no network namespace, but {what}")]
+    #[error("{path} is not a network namespace but {what}")]
     OtherKind {
         /// The file.
         path: PathBuf,

@@ -25,8 +25,8 @@ use crate::signals::SignalPlan;
 use crate::traces::{Done, Traces};
 
 /// What is said of a program that had a network namespace of its own, if none is named for it.
-pub(super) const LEFT_NETWORK: &str = "The program was in a network namespace of its own at the dump, and gets the \
-     network that gpucr has: --netns PATH names another.";
+pub(super) const LEFT_NETWORK: &str = "At the dump the program was in a network namespace of its own. A restore uses \
+     gpucr's network unless --netns PATH names another.";
 
 /// What holds if gpucr cannot wait for what it is at, and ends.
 pub(super) fn settled_by_watchdog() -> String {
