@@ -11,7 +11,7 @@ use std::fmt::Write as _;
 use std::ops::Range;
 
 use crate::barriers::{self, Asking, Site};
-use crate::body::{Body, What, read_again, read_together};
+use crate::body::{Body, What, read, read_again, read_together};
 use crate::control::{ABORT, BLOCK, FIRST_SAVED, RUN, STATES};
 use crate::inside::Inside;
 use crate::loops::{Changed, THREAD, loops};
@@ -21,19 +21,21 @@ use crate::writer::{Polls, Writer};
 
 /// The body of a twin whose threads are begun again one by one.
 pub(crate) fn alone(text: &str, parameter: &str, polls: Polls) -> Result<Changed, Inside> {
-    let body = read_again(text, false)?;
+    let again = read_again(text, false)?;
+    // What is known of registers tells which loops count.
+    let body = read(text).unwrap_or(again);
     let loops = loops(&body)?;
-    let writer = Writer { text, body: &body, loops: &loops, parameter, polls, is_polled: true };
+    let writer = Writer::new(text, &body, &loops, parameter, polls);
     let edits = writer.edits();
     let numbers = 0..loops.len();
-    let set = |number| format!("	mov.u32 %gpucr_left_{number}, {};\n", polls.every);
+    let set = |number| format!("	mov.u32 %gpucr_left_{number}, {};\n", writer.every(number));
     let counts = numbers.clone().map(|number| format!(", %gpucr_left_{number}"));
     let begin = format!(
         "
 	.reg .pred %gpucr_is;
 	.reg .b32 %gpucr_a, %gpucr_b, %gpucr_c{};
 	.reg .b64 %gpucr_at, %gpucr_to;
-	ld.param.u64 %gpucr_at, [{parameter}];
+{}	ld.param.u64 %gpucr_at, [{parameter}];
 	ld.volatile.global.u32 %gpucr_a, [%gpucr_at];
 	setp.ne.u32 %gpucr_is, %gpucr_a, 0;
 	@%gpucr_is exit;
@@ -44,6 +46,7 @@ pub(crate) fn alone(text: &str, parameter: &str, polls: Polls) -> Result<Changed
 	@%gpucr_is exit;
 {}",
         counts.collect::<String>(),
+        writer.declared(),
         numbers.clone().map(set).collect::<String>(),
     );
     let mut end = String::from("\n	ret;\n");
@@ -63,7 +66,7 @@ pub(crate) fn alone(text: &str, parameter: &str, polls: Polls) -> Result<Changed
 /// Where branches go that go back to a loop's label.
 fn poll(writer: &Writer<'_, '_>, number: usize) -> String {
     let label = writer.label(&writer.loops[number]);
-    let (parameter, every) = (writer.parameter, writer.polls.every);
+    let (parameter, every) = (writer.parameter, writer.every(number));
     format!(
         "$gpucr_poll_{number}:
 	sub.u32 %gpucr_left_{number}, %gpucr_left_{number}, 1;

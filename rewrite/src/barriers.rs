@@ -107,9 +107,7 @@ pub(crate) fn longer(
         found.iter().any(|site| (of.label..end).contains(&site.at))
     };
     let loops: Vec<Loop> = loops.into_iter().filter(has_site).collect();
-    let parameter = "";
-    let writer =
-        writer::Writer { text, body: &body, loops: &loops, parameter, polls, is_polled: false };
+    let writer = writer::Writer::unpolled(text, &body, &loops, polls);
     let longer = Copies::of(&writer).put_into(&writer);
     // With copies there may be more barriers than are looked at.
     let asks_seldom = |longer: &String| {

@@ -28,6 +28,7 @@ mod alone;
 mod barriers;
 mod body;
 pub mod control;
+mod counted;
 mod edits;
 #[doc(hidden)]
 pub mod hostile;

@@ -54,7 +54,7 @@ pub(crate) fn change(text: &str, parameter: &str, polls: Polls) -> Result<Change
         (one.slots, bytes) = slots(&body, live.iter().filter(|register| kept.contains(register)));
         saved = saved.max(bytes);
     }
-    let writer = Writer { text, body: &body, loops: &loops, parameter, polls, is_polled: true };
+    let writer = Writer::new(text, &body, &loops, parameter, polls);
     let edits = writer.edits();
     Ok(Changed { edits, begin: writer.begin(), end: writer.end(&again), saved })
 }
@@ -104,16 +104,24 @@ impl<'a> Writer<'_, 'a> {
     pub(crate) fn edits(&self) -> Vec<(Range<usize>, String)> {
         let mut edits = Vec::new();
         let copies = Copies::of(self);
+        let mut ends = HashSet::new();
+        for (number, one) in self.loops.iter().enumerate() {
+            if let Some(counted) = self.counted(number) {
+                ends.insert(one.back[0]);
+                edits.extend(counted.edits(self.body, one));
+            }
+        }
         for (at, item) in self.body.items.iter().enumerate() {
             match &item.what {
                 What::Label(label) => {
                     if let Some(number) = self.number(label) {
                         let start = item.span.start;
-                        let every = self.polls.every;
+                        let every = self.every(number);
                         let count = format!("mov.u32 %gpucr_left_{number}, {every};\n");
                         edits.push((start..start, count));
                     }
                 }
+                What::Step(_) if ends.contains(&at) => {}
                 What::Step(step) => match copies.at(at) {
                     Some(copies) => edits.push((item.span.clone(), copies)),
                     None => edits.extend(self.step_edits(at, step)),
@@ -133,16 +141,16 @@ impl<'a> Writer<'_, 'a> {
 
     /// A thread that has been run, or is being run by another launch, ends; one that is saved goes on.
     fn begin(&self) -> String {
-        let (parameter, every) = (self.parameter, self.polls.every);
+        let parameter = self.parameter;
         let counts = (0..self.loops.len()).map(|number| format!(", %gpucr_left_{number}"));
-        let set = |number| format!("	mov.u32 %gpucr_left_{number}, {every};\n");
+        let set = |number| format!("	mov.u32 %gpucr_left_{number}, {};\n", self.every(number));
         let set: String = (0..self.loops.len()).map(set).collect();
         format!(
             "
 	.reg .pred %gpucr_is;
 	.reg .b32 %gpucr_a, %gpucr_b, %gpucr_c, %gpucr_state{};
 	.reg .b64 %gpucr_at, %gpucr_to;
-	ld.param.u64 %gpucr_at, [{parameter}];
+{}	ld.param.u64 %gpucr_at, [{parameter}];
 	ld.volatile.global.u32 %gpucr_state, [%gpucr_at];
 	setp.ne.u32 %gpucr_is, %gpucr_state, 0;
 	@%gpucr_is exit;
@@ -152,7 +160,8 @@ impl<'a> Writer<'_, 'a> {
 {set}	setp.ne.u32 %gpucr_is, %gpucr_state, 0;
 	@%gpucr_is bra $gpucr_resume;
 ",
-            counts.collect::<String>()
+            counts.collect::<String>(),
+            self.declared()
         )
     }
 
@@ -200,7 +209,7 @@ impl<'a> Writer<'_, 'a> {
     /// Where branches go that go back.
     fn poll(&self, number: usize) -> String {
         let one = &self.loops[number];
-        let (label, parameter, every) = (self.label(one), self.parameter, self.polls.every);
+        let (label, parameter, every) = (self.label(one), self.parameter, self.every(number));
         let mut poll = format!(
             "$gpucr_poll_{number}:
 	sub.u32 %gpucr_left_{number}, %gpucr_left_{number}, 1;

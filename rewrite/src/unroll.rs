@@ -19,7 +19,7 @@ pub(crate) struct Copies(HashMap<usize, String>);
 impl Copies {
     pub(crate) fn of(writer: &Writer<'_, '_>) -> Self {
         let (mut copies, mut text) = (HashMap::new(), 0);
-        for number in 0..writer.loops.len() {
+        for number in (0..writer.loops.len()).filter(|number| writer.counted(*number).is_none()) {
             if let Some((at, copied)) = copied(writer, number)
                 && text + copied.len() <= MOST_TEXT
             {

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use crate::body::{Body, Flow, Kind, Register, Step, What};
+use crate::counted::{Counted, counted};
 use crate::opcodes::Class;
 
 /// How often threads look at the flag.
@@ -42,9 +43,55 @@ pub(crate) struct Writer<'w, 'a> {
     pub(crate) polls: Polls,
     /// Whether branches at the ends of loops lead to where the flag is looked at. Else each stays as it is.
     pub(crate) is_polled: bool,
+    /// What is known of [loops that count](crate::counted), by their numbers.
+    counted: Vec<Option<Counted>>,
 }
 
-impl<'a> Writer<'_, 'a> {
+impl<'w, 'a> Writer<'w, 'a> {
+    /// The flag is looked at at the ends of these loops. `parameter` is the name of the address of the control block.
+    pub(crate) fn new(
+        text: &'a str,
+        body: &'w Body<'a>,
+        loops: &'w [Loop],
+        parameter: &'w str,
+        polls: Polls,
+    ) -> Self {
+        let mut writer =
+            Self { parameter, is_polled: true, ..Self::unpolled(text, body, loops, polls) };
+        let counted = loops
+            .iter()
+            .enumerate()
+            .map(|(number, one)| counted(text, body, (number, one), &writer.back(number), polls));
+        writer.counted = counted.collect();
+        writer
+    }
+
+    /// Nobody looks at anything.
+    pub(crate) fn unpolled(
+        text: &'a str,
+        body: &'w Body<'a>,
+        loops: &'w [Loop],
+        polls: Polls,
+    ) -> Self {
+        let counted = loops.iter().map(|_| None).collect();
+        Self { text, body, loops, parameter: "", polls, is_polled: false, counted }
+    }
+
+    /// What is known of a loop, if it counts.
+    pub(crate) fn counted(&self, number: usize) -> Option<&Counted> {
+        self.counted[number].as_ref()
+    }
+
+    /// Of so many times that a thread comes to the end of a loop, or of a part of one that counts, it looks at the flag once.
+    pub(crate) fn every(&self, number: usize) -> u32 {
+        if self.counted(number).is_some() { 1 } else { self.polls.every }
+    }
+
+    /// Declares what parts of loops need.
+    pub(crate) fn declared(&self) -> String {
+        self.counted.iter().flatten().map(Counted::declared).collect()
+    }
+
     /// The number of the loop that begins at a label.
     pub(crate) fn number(&self, label: &str) -> Option<usize> {
         let item = self.body.labels.get(label)?;

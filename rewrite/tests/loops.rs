@@ -153,6 +153,94 @@ NEXT:
     }
 }
 
+/// A loop with a counter of so many bits, which begins as `first` less what is added once for each thread before.
+fn counting(bits: u32, [add, compare]: [&str; 2], first: &str, limit: &str) -> String {
+    let wide = if bits == 64 { "cvt.u64.u32 %c1, %r0;" } else { "mov.b32 %c1, %r0;" };
+    let narrow = if bits == 64 { "cvt.u32.u64 %r13, %c0;" } else { "mov.b32 %r13, %c0;" };
+    kernel(&format!(
+        "	.reg .b{bits} %c<3>;
+	{wide} mov.b{bits} %c2, {limit}; mov.b{bits} %c0, {first}; mul.lo.s{bits} %c1, %c1, 3; sub.s{bits} %c0, %c0, %c1;
+	mov.u32 %r10, 1; mov.u32 %r11, 0;
+NEXT:	{narrow} mad.lo.u32 %r10, %r10, 31, %r13; add.u32 %r11, %r11, 1;
+	{add}; setp.{compare}; @%p0 bra NEXT;
+	{narrow} mad.lo.u32 %r10, %r10, 31, %r13; mad.lo.u32 %r10, %r10, 31, %r11;
+	@%p0 add.u32 %r10, %r10, 1;
+	st.global.u32 [%rd0], %r10;
+	ret;"
+    ))
+}
+
+#[test]
+fn loops_that_count_are_run_in_parts() {
+    let [up, by_7, down, less] = [
+        "add.s32 %c0, %c0, 1",
+        "add.u32 %c0, %c0, 7",
+        "add.s32 %c0, %c0, -1",
+        "sub.u32 %c0, %c0, 3",
+    ];
+    let all = [
+        (32, up, "lt.s32 %p0, %c0, %c2", "-40", "17"),
+        (32, up, "lt.s32 %p0, %c0, 17", "-40", "0"),
+        (32, up, "lt.s32 %p0, %c0, %c2", "900", "17"),
+        (32, up, "lt.s32 %p0, %c0, %c2", "2147483600", "2147483647"),
+        (32, up, "le.s32 %p0, %c0, %c2", "-2147483600", "-2147483601"),
+        (32, "add.s32 %c0, %c0, 1048576", "lt.s32 %p0, %c0, %c2", "-2147483000", "2146435000"),
+        (32, by_7, "le.u32 %p0, %c0, %c2", "2147483640", "2147484000"),
+        (32, by_7, "lo.u32 %p0, %c0, %c2", "4294966800", "4294967280"),
+        (32, by_7, "ls.u32 %p0, %c0, 710", "100", "0"),
+        (32, up, "ne.s32 %p0, %c0, %c2", "-40", "17"),
+        (32, up, "ne.b32 %p0, %c0, %c2", "4294967200", "19"),
+        (32, down, "ne.u32 %p0, %c0, %c2", "90", "4294967290"),
+        (32, down, "gt.s32 %p0, %c0, -21", "90", "0"),
+        (32, down, "ge.s32 %p0, %c0, %c2", "90", "-20"),
+        (32, less, "hi.u32 %p0, %c0, %c2", "2147483800", "2147483500"),
+        (32, less, "hs.u32 %p0, %c0, %c2", "500", "12"),
+        (32, less, "ge.u32 %p0, %c0, %c2", "90", "500"),
+        (64, "add.s64 %c0, %c0, 5", "lt.s64 %p0, %c0, %c2", "-4294967400", "-4294967000"),
+        (64, "add.s64 %c0, %c0, 1", "ne.s64 %p0, %c0, %c2", "4294967200", "4294967300"),
+        (
+            64,
+            "add.u64 %c0, %c0, -9",
+            "hs.u64 %p0, %c0, %c2",
+            "9223372036854775900",
+            "9223372036854775007",
+        ),
+    ];
+    let mut random = Random(41);
+    for (bits, add, compare, first, limit) in all {
+        let text = counting(bits, [add, compare], first, limit);
+        let case = Case { text: &text, grid: [2, 1, 1], block: [9, 1, 1], words: 20, more: &[] };
+        let parts = twin(&text, OFTEN).0.matches("$gpucr_turn_0:").count();
+        // The twin that is aborted has them too.
+        assert_eq!(parts, 2, "{text}");
+        case.compare(&mut random);
+    }
+}
+
+#[test]
+fn who_does_not_count() {
+    let up = "add.s32 %c0, %c0, 1";
+    for [add, compare] in [
+        ["add.s32 %c0, %c0, -1", "lt.s32 %p0, %c0, %c2"],
+        ["add.s32 %c0, %c0, 1048577", "lt.s32 %p0, %c0, %c2"],
+        ["add.s32 %c0, %c0, %c2", "lt.s32 %p0, %c0, %c2"],
+        ["@%p1 add.s32 %c0, %c0, 1", "lt.s32 %p0, %c0, %c2"],
+        ["add.s32 %c0, %c0, 1; add.s32 %c0, %c0, 1", "lt.s32 %p0, %c0, %c2"],
+        ["add.s32 %c2, %c2, 1; add.s32 %c0, %c0, 1", "lt.s32 %p0, %c0, %c2"],
+        ["@%p1 bra OVER; OVER: add.s32 %c0, %c0, 1", "lt.s32 %p0, %c0, %c2"],
+        [up, "gt.s32 %p0, %c0, %c2"],
+        [up, "eq.s32 %p0, %c0, %c2"],
+        [up, "lt.and.s32 %p0, %c0, %c2, %p1"],
+        [up, "lt.s32 %p0|%p1, %c0, %c2"],
+        [up, "lt.s32 %p0, %c2, %c0"],
+        [up, "lt.f32 %p0, %c0, %c2"],
+        [up, "lt.s32 %p0, %c0, %c2; xor.pred %p0, %p0, %p1"],
+    ] {
+        let text = counting(32, [add, compare], "3", "9");
+        assert!(!twin(&text, OFTEN).0.contains("$gpucr_turn_"), "{text}");
+    }
+}
+
 #[test]
 fn what_is_saved_is_what_changes() {
     // What the launch tells each thread alike is computed again: the counter and the sum are saved.

@@ -1,0 +1,197 @@
+//! Loops that count. Where a loop adds the same number in each turn and compares the sum with a limit, it is known before a part
+//! of its turns that none of them is the last one. So it is run in parts: a part's turns are those of the original, with
+//! a nearer limit, and the flag is looked at behind each. A compiler can make of them what it makes of the original's.
+
+use std::ops::Range;
+
+use crate::body::{Body, Flow, Kind, Step, What};
+use crate::writer::{Loop, Polls};
+
+/// More is not added in a turn, so that a part of a loop adds less than 2^31.
+const MOST_ADDED: i64 = 1 << 20;
+/// A part of a loop has no more turns.
+const MOST_TURNS: i64 = 1 << 10;
+
+/// A loop that counts.
+pub(crate) struct Counted {
+    /// Where the comparison names the limit.
+    limit: Range<usize>,
+    /// What a part of the loop has before its first turn.
+    begin: String,
+    /// What is written instead of the branch that ends the loop.
+    end: String,
+    /// The register that has a part's limit.
+    near: String,
+    bits: u32,
+}
+
+/// An instruction without a guard, and its operands: their texts, and where they are.
+struct Parsed<'a> {
+    opcode: Vec<&'a str>,
+    operands: Vec<(&'a str, Range<usize>)>,
+}
+
+fn parsed<'a>(text: &'a str, span: &Range<usize>, step: &Step<'_>) -> Option<Parsed<'a>> {
+    if step.guard.is_some() {
+        return None;
+    }
+    let opcode = text[step.opcode.clone()].split('.').collect();
+    let rest = step.opcode.end..span.end;
+    let rest = rest.start..rest.start + text[rest.clone()].find(';')?;
+    let mut operands = Vec::new();
+    let mut start = rest.start;
+    for operand in text[rest].split(',') {
+        let word = operand.trim();
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '%' | '_' | '$' | '-');
+        if word.is_empty() || !word.chars().all(is_plain) {
+            return None;
+        }
+        let at = start + operand.find(word)?;
+        operands.push((word, at..at + word.len()));
+        start += operand.len() + 1;
+    }
+    Some(Parsed { opcode, operands })
+}
+
+/// The only item of some that writes a register.
+fn writer_of<'b, 'a>(
+    body: &'b Body<'a>,
+    inside: Range<usize>,
+    register: u32,
+) -> Option<(usize, &'b Step<'a>)> {
+    let steps = inside.filter_map(|at| match &body.items[at].what {
+        What::Step(step) => Some((at, step)),
+        _ => None,
+    });
+    let mut writing = steps.filter(|(_, step)| step.writes.contains(&register));
+    let found = writing.next()?;
+    writing.next().is_none().then_some(found)
+}
+
+/// What is known of a loop that counts, by its number among all; `to`: where it leads behind a part.
+pub(crate) fn counted(
+    text: &str,
+    body: &Body<'_>,
+    (number, one): (usize, &Loop),
+    to: &str,
+    polls: Polls,
+) -> Option<Counted> {
+    let [end] = one.back[..] else { return None };
+    let inside = one.label + 1..end;
+    // All of them are run in each turn, up to where the loop is left: nobody comes in between.
+    let is_straight = inside.clone().all(|at| {
+        let item = &body.items[at];
+        item.depth == 1 && matches!(item.what, What::Step(_) | What::Remark)
+    });
+    let What::Step(branch) = &body.items[end].what else { return None };
+    let Flow::Branch(..) = branch.flow else { return None };
+    let (predicate, false) = branch.guard? else { return None };
+    if !is_straight || body.items[end].depth != 1 {
+        return None;
+    }
+    let (compare, comparing) = writer_of(body, inside.clone(), predicate)?;
+    let Parsed { opcode, operands } = parsed(text, &body.items[compare].span, comparing)?;
+    let (["setp", comparison, kind], [(to_predicate, _), (counter, _), (limit, place)]) =
+        (&opcode[..], &operands[..])
+    else {
+        return None;
+    };
+    let bits = match *kind {
+        "s32" | "u32" | "b32" => 32,
+        "s64" | "u64" | "b64" => 64,
+        _ => return None,
+    };
+    let known = |name: &str| {
+        let mut all = body.registers.iter().enumerate();
+        let mut all = all.by_ref().filter(|(_, register)| register.name == name);
+        let (found, register) = all.next()?;
+        // In inner braces there may be another one of that name.
+        let is_one = all.next().is_none() && register.kind == Kind::Bytes(bits / 8);
+        is_one.then_some(found as u32)
+    };
+    let register = known(counter)?;
+    let is_number = limit.parse::<i64>().is_ok();
+    let is_constant = is_number || {
+        let limit = known(limit)?;
+        let mut steps = body.items[inside.clone()].iter().filter_map(|item| match &item.what {
+            What::Step(step) => Some(step),
+            _ => None,
+        });
+        !steps.any(|step| step.writes.contains(&limit))
+    };
+    let (add, adding) = writer_of(body, inside, register)?;
+    if *to_predicate != body.registers[predicate as usize].name || !is_constant || add > compare {
+        return None;
+    }
+    let added = added(text, &body.items[add].span, adding, counter, bits)?;
+    // What holds of a counter that is short of its limit; `None`: any other is.
+    let short = match (*comparison, &kind[..1], added > 0) {
+        ("ne", _, _) => None,
+        ("lt" | "le", "s" | "u", true) | ("lo" | "ls", "u", true) => Some("lt"),
+        ("gt" | "ge", "s" | "u", false) | ("hi" | "hs", "u", false) => Some("gt"),
+        _ => return None,
+    };
+    let is_reached = matches!(*comparison, "le" | "ge" | "ls" | "hs");
+    let steps = (end - one.label) as i64;
+    let turns = (i64::from(polls.every) * polls.least as i64 / steps).clamp(2, MOST_TURNS);
+    let (all, up_to) = (turns * added.abs(), (turns - i64::from(is_reached)) * added);
+    let near = format!("%gpucr_near_{number}");
+    let [more, less] = if added > 0 { [limit, counter] } else { [counter, limit] };
+    let ordered = short.map_or(String::new(), |short| {
+        format!("	setp.{short}.and.{kind} %gpucr_is, {counter}, {limit}, %gpucr_is;\n")
+    });
+    let begin = format!(
+        "
+	sub.u{bits} {near}, {more}, {less};
+	setp.gt.u{bits} %gpucr_is, {near}, {all};
+{ordered}	add.s{bits} {near}, {counter}, {up_to};
+	selp.b{bits} {near}, {near}, {limit}, %gpucr_is;
+$gpucr_turn_{number}:
+"
+    );
+    let whole = &text[body.items[compare].span.clone()];
+    let end = format!(
+        "@{to_predicate} bra $gpucr_turn_{number};
+	{whole}
+	@{to_predicate} bra {to};
+"
+    );
+    Some(Counted { limit: place.clone(), begin, end, near, bits })
+}
+
+/// What is added to a counter in each turn, by an instruction of which that is all.
+fn added(
+    text: &str,
+    span: &Range<usize>,
+    step: &Step<'_>,
+    counter: &str,
+    bits: u32,
+) -> Option<i64> {
+    let Parsed { opcode, operands } = parsed(text, span, step)?;
+    let ([name, kind], [(to, _), (from, _), (number, _)]) = (&opcode[..], &operands[..]) else {
+        return None;
+    };
+    let fits = matches!((*kind, bits), ("s32" | "u32", 32) | ("s64" | "u64", 64));
+    let number: i64 = number.parse().ok().filter(|number: &i64| number.abs() <= MOST_ADDED)?;
+    let added = match *name {
+        "add" => number,
+        "sub" => -number,
+        _ => return None,
+    };
+    (fits && *to == counter && *from == counter && added != 0).then_some(added)
+}
+
+impl Counted {
+    /// The declaration of what a part of the loop needs.
+    pub(crate) fn declared(&self) -> String {
+        format!("	.reg .b{} {};\n", self.bits, self.near)
+    }
+
+    /// What is written in which places of the text. The branch at the end of the loop is not left.
+    pub(crate) fn edits(&self, body: &Body<'_>, one: &Loop) -> [(Range<usize>, String); 3] {
+        let label = body.items[one.label].span.end;
+        let end = body.items[one.back[0]].span.clone();
+        let Self { limit, begin, end: instead, near, .. } = self;
+        [(label..label, begin.clone()), (limit.clone(), near.clone()), (end, instead.clone())]
+    }
+}
