@@ -41,6 +41,16 @@ fn restore(lab: &Lab, root: &RootTree, args: &[&str]) -> Result<Restored> {
     Ok(Restored(String::from_utf8_lossy(&output.stdout).trim().parse()?))
 }
 
+/// A dry run that tells of what is in the way, in these words.
+fn blocked(output: &std::process::Output, words: &[&str]) -> Result<()> {
+    let said = show(output);
+    ensure!(output.status.code() == Some(1), "{said}");
+    words.iter().try_for_each(|word| {
+        ensure!(said.contains(word), "no `{word}` in: {said}");
+        Ok(())
+    })
+}
+
 fn has_result(root: &RootTree) -> bool {
     root.series().iter().any(|line| line.starts_with("result "))
 }
@@ -54,11 +64,10 @@ fn root_of(pid: u32) -> Result<(u64, u64)> {
 #[test]
 fn it_is_dumped_from_outside_and_comes_to_life_in_two_roots_at_once() -> Result<()> {
     let expected = undisturbed("sgd", &ARGS[1..])?;
-    let (lab, pid);
-    lab = Lab::new();
+    let lab = Lab::new();
     let tree = RootTree::new(&lab, "tree", Libraries::Copied)?;
     let mut program = tree.start(&ARGS, BEFORE)?;
-    pid = program.pid.to_string();
+    let pid = program.pid.to_string();
     let output = lab.run(["dump", "--dry-run", "--pid", &pid])?;
     ensure!(output.status.success(), "{}", show(&output));
     dump(&lab, &program, &["--leave-running"])?;
@@ -75,7 +84,7 @@ fn it_is_dumped_from_outside_and_comes_to_life_in_two_roots_at_once() -> Result<
         &["was in a container", "gpucr restore --root DIR", "Nothing was changed"],
     )?;
     let output = lab.run(["restore", "--dry-run", "image"])?;
-    refused(&output, 1, &["was in a container", "gpucr restore --root DIR"])?;
+    blocked(&output, &["was in a container", "gpucr restore --root DIR"])?;
     let path = tree.path.to_string_lossy();
     let output = lab.run(["restore", "--dry-run", "--root", &path, "image"])?;
     ensure!(output.status.success(), "{}", show(&output));
@@ -111,13 +120,13 @@ fn what_was_mounted_from_outside_has_to_be_named() -> Result<()> {
         lab.run([&["restore", "--dry-run", "--root", &path], args, &["image"]].concat())
     };
     // What is there instead is not what the program has mapped.
-    refused(&restore_with(&[])?, 1, &["/usr/lib"])?;
+    blocked(&restore_with(&[])?, &["/usr/lib"])?;
     let output = restore_with(&["--mount", "/opt=/opt", "--mount", "/usr=/usr"])?;
-    refused(&output, 1, &["nothing from outside was mounted at /opt"])?;
+    blocked(&output, &["nothing from outside was mounted at /opt"])?;
     let output = restore_with(&["--mount", "/usr=/no/such/directory"])?;
     refused(&output, 1, &["/no/such/directory"])?;
     let output = restore_with(&["--mount", "/usr=/dev/null"])?;
-    refused(&output, 1, &["mounted at /usr", "it was a directory", "--mount /usr=PATH"])?;
+    blocked(&output, &["mounted at /usr", "it was a directory", "--mount /usr=PATH"])?;
     let output = restore_with(&["--mount", "/usr=/usr"])?;
     ensure!(output.status.success(), "{}", show(&output));
     let output = lab.run(["inspect", "image"])?;
@@ -202,18 +211,18 @@ fn nothing_of_the_host_is_touched_for_a_container() -> Result<()> {
     ensure!(std::fs::read_dir(&outside)?.next().is_none(), "something was put outside");
     std::fs::remove_file(&libraries)?;
     std::fs::rename(tree.join("var/lib/aside"), &libraries)?;
-    // The log leads to a file of the host of the same length, or is a pipe that nobody writes to.
-    let log = tree.join("work/log");
-    let len = std::fs::metadata(&log)?.len();
+    // What the program executes leads to a file of the host of the same length, or is a pipe that nobody writes to.
+    let executed = tree.join("opt/workload");
+    let len = std::fs::metadata(&executed)?.len();
     File::options().write(true).open(&secret)?.set_len(len)?;
     let before = std::fs::read(&secret)?;
-    std::fs::rename(&log, tree.join("work/aside"))?;
-    symlink(&secret, &log)?;
-    refuse(&["/work/log"])?;
-    std::fs::remove_file(&log)?;
-    let made = finish(Command::new("mkfifo").arg(&log))?;
+    std::fs::rename(&executed, tree.join("opt/aside"))?;
+    symlink(&secret, &executed)?;
+    refuse(&["/opt/workload", "does not exist"])?;
+    std::fs::remove_file(&executed)?;
+    let made = finish(Command::new("mkfifo").arg(&executed))?;
     ensure!(made.status.success(), "{}", show(&made));
-    refuse(&["/work/log"])?;
+    refuse(&["/opt/workload"])?;
     ensure!(std::fs::read(&secret)? == before, "a file of the host was written");
     lab_is_clean(&outside)
 }

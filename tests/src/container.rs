@@ -146,7 +146,7 @@ impl RootTree {
                 capabilities.iter().try_for_each(|it| drop(it).map(|_| ()))
             });
         }
-        command.env_clear().stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
+        command.env_clear().stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         self.enter(&mut command)?;
         let mut first = Started::spawn(&mut command)?;
         let has_ended = || self.log().contains("step ") || !matches!(first.try_wait(), Ok(None));
@@ -203,6 +203,8 @@ fn become_container(root: &CString, mounts_usr: bool) -> io::Result<()> {
             0 => check(libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL))?,
             child => wait_outside(child),
         };
+        // What the test was started with from outside CRIU cannot name.
+        check(libc::close_range(3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC as i32))?;
         let mount = |from: &std::ffi::CStr, to: &std::ffi::CStr, kind: &std::ffi::CStr, flags| {
             let none = std::ptr::null();
             check(libc::mount(from.as_ptr(), to.as_ptr(), kind.as_ptr(), flags, none))

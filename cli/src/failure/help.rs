@@ -115,7 +115,7 @@ fn about_program(error: &Error) -> Help {
             "`gpucr inspect` lists the places at which something was mounted"
         }
         Error::Container(ContainerError::Chrooted { .. }) => {
-            "gpucr saves programs from outside whose root was changed by pivot_root(2), as podman and docker do; after              chroot(2), run a gpucr that is installed below that root"
+            "gpucr saves programs from outside whose root was changed by pivot_root(2), as container runtimes do; after              chroot(2), run a gpucr that is installed below that root"
         }
         Error::Entry(EntryError::MayTrace { .. }) => {
             "start the container without that capability (--cap-drop SYS_PTRACE), or run a gpucr that is installed in it"
