@@ -101,6 +101,7 @@ pub(super) fn options(
         outputs,
         image: args.image.clone(),
         trust: key::trust_with_policy(&args.trust)?,
+        at_hand: Arc::default(),
         warm: !args.no_warm,
         detach: args.detach,
         before_resume: args.exec_before_resume.clone(),

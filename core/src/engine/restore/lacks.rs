@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use super::at_hand::AtHand;
 use super::devices::{self, MappedDevice};
 use super::files::{FilePolicy, Files};
 use super::options::Options;
@@ -12,6 +13,7 @@ use super::source::Source;
 use super::stdio::{self, Named};
 use super::{driver, memory};
 use crate::base::limits;
+use crate::cuda::Drivers;
 use crate::engine::error::Error;
 use crate::engine::sections;
 use crate::host::criu::Criu;
@@ -132,13 +134,14 @@ fn lacks_but_files(manifest: &Manifest, how: Circumstances<'_>) -> Vec<Error> {
     if let Err(error) = stdio::check(&manifest.processes, how.named) {
         lacking(error);
     }
-    match driver::find(&manifest.driver) {
+    let drivers = Drivers::default();
+    match driver::find(&manifest.driver, &drivers) {
         Ok(library) => {
             let is_carried = manifest.carried.iter().any(|file| file.path == manifest.driver.path);
             if !is_carried && let Err(error) = driver::check_place(&manifest.driver, &library) {
                 lacking(error);
             }
-            let opened = driver::open(&manifest.driver, &library).and_then(|driver| {
+            let opened = driver::open(&manifest.driver, &library, &drivers).and_then(|driver| {
                 let root = manifest.processes[0].pid;
                 devices::place(root, &manifest.devices, &driver.devices()?, how.device_map)
             });
@@ -167,11 +170,12 @@ pub(crate) fn check_image(
     trust.check_image(image, &source.id())?;
     memory::check(&source, there)?;
     stdio::check(&source.manifest().processes, how.named)?;
-    let (_, library, _) = preflight::check_but_pids(&source, files, how.stop)?;
+    let at_hand = AtHand::default();
+    let (_, library, _) = preflight::check_but_pids(&source, files, &at_hand, how.stop)?;
     if how.needs_pids {
         preflight::check_pids(source.manifest())?;
     }
-    preflight::open(&source, &library, how.device_map).map(drop)
+    preflight::open(&source, &library, &at_hand.drivers, how.device_map).map(drop)
 }
 
 /// The numbers of a version, as far as it has any.

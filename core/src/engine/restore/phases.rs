@@ -10,6 +10,7 @@ use super::arrival::choose::choose;
 use super::arrival::{Arrival, Programs};
 use super::bulk;
 use super::criu::{Late, Maker, Making, Start, Streams};
+use super::extract::Extracting;
 use super::files::Files;
 use super::hook;
 use super::lacks::{self, leaves_network};
@@ -143,6 +144,8 @@ struct Checked<'i> {
     opened: Option<Opened>,
     arrival: Box<dyn Arrival>,
     maker: Maker,
+    /// Takes CRIU's files out of the image meanwhile.
+    extracting: Extracting,
 }
 
 impl<'i> Checked<'i> {
@@ -151,12 +154,16 @@ impl<'i> Checked<'i> {
         options.trust.check_image(&options.image, &image.id())?;
         memory::check(image, options.device_memory_there(image))?;
         stdio::check(&image.manifest().processes, options.outputs.named())?;
-        let (criu, library, files) = preflight::check(image, options.files, &options.stop)?;
+        // There is room for that, which nothing of what follows needs.
+        let extracting = Extracting::start(image.clone());
+        let (criu, library, files) =
+            preflight::check(image, options.files, &options.at_hand, &options.stop)?;
         task.files = files;
         // Devices that the user has named are checked before anything is made; else while CRIU works.
         lacks::check_network(options.network.as_ref())?;
         let is_moved = !options.device_map.is_empty();
-        let open = || preflight::open(image, &library, &options.device_map);
+        let drivers = &options.at_hand.drivers;
+        let open = || preflight::open(image, &library, drivers, &options.device_map);
         let opened = is_moved.then(open).transpose()?;
         let streams = Streams { is_detached: options.detach, outputs: options.outputs.clone() };
         let watchdog = task.made.watchdog.insert(Watchdog::start().map_err(Error::Watchdog)?);
@@ -164,21 +171,24 @@ impl<'i> Checked<'i> {
         let network = options.network.clone();
         let start = Start { criu, network, at_work, streams };
         let maker = Maker::start(start, image.manifest())?;
-        Ok(Self { image, library, opened, arrival: choose(options), maker })
+        Ok(Self { image, library, opened, arrival: choose(options), maker, extracting })
     }
 
     /// The phases `load`, which goes on during the next, and `extract`.
     fn load_and_extract(self, task: &mut Task<'_, '_>) -> Result<Begun<'i>, Error> {
-        let Self { image, library, opened, arrival, maker } = self;
+        let Self { image, library, opened, arrival, maker, extracting } = self;
         task.clock.enter(Phase::Load, Some(image.manifest().bulk_bytes))?;
         let is_child = !task.options.detach || arrival.needs_parent();
         let (own_image, own_library) = (image.clone(), library.clone());
         let (stop, progress) = (Stop::new(task.options.stop.clone()), task.progress.clone());
         let given = task.options.given.clone();
-        let load = Load::start(own_image, own_library, opened, arrival, given, stop, progress);
+        let libraries = (own_library, task.options.at_hand.clone());
+        let load = Load::start(own_image, libraries, opened, arrival, given, stop, progress);
 
         task.enter(Phase::Extract)?;
-        let files = image.criu_files_with(&task.files.continued())?;
+        let files = extracting
+            .finish()
+            .and_then(|files| image.with_sizes(files, &task.files.continued()))?;
         Ok(Begun { image, library, maker, is_child, load, files })
     }
 }

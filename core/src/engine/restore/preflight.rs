@@ -10,12 +10,13 @@ use procfs::process::Status;
 
 use crate::base::limits;
 use crate::base::threads::joined;
-use crate::cuda::{Driver, HostDriver};
+use crate::cuda::{Driver, Drivers, HostDriver};
 use crate::engine::error::Error;
 use crate::host::criu::Criu;
 use crate::image::Manifest;
 use crate::image::library::{self, LibraryError};
 
+use super::at_hand::AtHand;
 use super::devices::{self, MappedDevice, Placement};
 use super::driver;
 use super::files::{FilePolicy, Files};
@@ -33,16 +34,18 @@ pub(super) struct Opened {
 pub(super) fn check(
     image: &Source,
     policy: FilePolicy,
+    at_hand: &AtHand,
     stop: &Arc<AtomicBool>,
 ) -> Result<(Criu, Arc<HostDriver>, Files), Error> {
     check_pids(image.manifest())?;
-    check_but_pids(image, policy, stop)
+    check_but_pids(image, policy, at_hand, stop)
 }
 
 /// The same without a look at pids.
 pub(super) fn check_but_pids(
     image: &Source,
     policy: FilePolicy,
+    at_hand: &AtHand,
     stop: &Arc<AtomicBool>,
 ) -> Result<(Criu, Arc<HostDriver>, Files), Error> {
     if !rustix::process::geteuid().is_root() {
@@ -50,8 +53,8 @@ pub(super) fn check_but_pids(
     }
     // CRIU is started to tell its version, and the rest does not wait for that.
     std::thread::scope(|scope| {
-        let criu = scope.spawn(|| Criu::find(Some(stop)));
-        let others = check_files_and_driver(image, policy);
+        let criu = scope.spawn(|| at_hand.criu(stop));
+        let others = check_files_and_driver(image, policy, &at_hand.drivers);
         let criu = joined(criu)?;
         let (driver, files) = others?;
         Ok((criu, driver, files))
@@ -61,6 +64,7 @@ pub(super) fn check_but_pids(
 fn check_files_and_driver(
     image: &Source,
     policy: FilePolicy,
+    drivers: &Drivers,
 ) -> Result<(Arc<HostDriver>, Files), Error> {
     let manifest = image.manifest();
     limits::make_room_for(manifest.blocks().len() as u64)?;
@@ -68,7 +72,7 @@ fn check_files_and_driver(
     if !reasons.is_empty() {
         return Err(reasons.swap_remove(0));
     }
-    let driver = driver::find(&manifest.driver)?;
+    let driver = driver::find(&manifest.driver, drivers)?;
     let root = library::library_root();
     for (number, carried) in manifest.carried.iter().enumerate() {
         let bytes = image.carried(number)?;
@@ -89,10 +93,11 @@ fn check_files_and_driver(
 pub(super) fn open(
     image: &Source,
     library: &Arc<HostDriver>,
+    drivers: &Drivers,
     device_map: &[MappedDevice],
 ) -> Result<Opened, Error> {
     let manifest = image.manifest();
-    let driver = driver::open(&manifest.driver, library)?;
+    let driver = driver::open(&manifest.driver, library, drivers)?;
     let root = manifest.processes[0].pid;
     let placement = devices::place(root, &manifest.devices, &driver.devices()?, device_map)?;
     Ok(Opened { driver, placement })
