@@ -338,9 +338,9 @@ fn parameter(kernel: &Kernel<'_>) -> (Range<usize>, String) {
 /// What a block does before all else. `bar.red` has all of its threads decide alike: all of them are there still, and
 /// they use the barrier as they like afterwards.
 ///
-/// A compiler spreads sums over the units that add and those that multiply by what a kernel has of both, this text
-/// included. So this has as many instructions for the ones as for the others: the block's number is divided by a multiplication,
-/// for one. Else the loops behind it would become others than those of the original.
+/// ptxas spreads sums over the units that add and those that multiply, as it seems by what a kernel has had of both, this text
+/// included. So this has about as many instructions for the ones as for the others: the block's number is divided by a
+/// multiplication, for one. Else more loops behind it would become others than those of the original (docs/interruption.md).
 fn prologue() -> String {
     format!(
         "

@@ -23,8 +23,8 @@ pub struct Polls {
 impl Default for Polls {
     fn default() -> Self {
         // An answer takes longer than a barrier, and leaves the compiler fewer registers.
-        // What lies between two parts keeps all warps of a multiprocessor waiting, since they come there at the same time. A part
-        // of fast instructions takes less than a millisecond.
+        // Warps that began together come to the end of a part together, so that nobody may be left to run while they
+        // wait for the flag: parts are long. One of fast instructions takes about a millisecond.
         Self { every: 16, least: 256, part: 1 << 16, meetings: 8 }
     }
 }
