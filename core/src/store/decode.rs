@@ -5,6 +5,15 @@ use std::cell::RefCell;
 use super::encoding::{DecodeError, Decoder, Stored};
 use super::{Entry, MAX_CHUNK};
 
+/// Checks the stored bytes of a chunk as far as that can be done without decoding them: what is stored as it is has the right
+/// bytes then.
+pub(crate) fn check_stored(entry: &Entry, stored: &[u8]) -> Result<(), &'static str> {
+    if stored.len() != entry.stored_len as usize {
+        return Err("it has an impossible length");
+    }
+    Stored::of(entry).check(stored, &entry.id)
+}
+
 /// Decodes the stored bytes of a chunk into `plain`, which is used again, and checks them against
 /// everything that `entry` says. Any bytes are safe; no more than the plain length is allocated.
 pub(crate) fn decode_stored(

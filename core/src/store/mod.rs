@@ -47,7 +47,7 @@ pub use sink::ChunkSink;
 pub use source::{ChunkSource, Filled};
 pub use writer::ChunkWriter;
 
-pub(crate) use decode::decode_stored;
+pub(crate) use decode::{check_stored, decode_stored};
 pub(crate) use index::{INDEX, PACKS};
 pub(crate) use reader::{Source, Trust};
 pub(crate) use stored_chunks::StoredChunks;

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, TryRecvError};
 use parking_lot::{Condvar, Mutex};
 
+use super::buffers::Buffers;
 use super::link::{Link, LinkError, unexpected};
 use super::message::{Frame, LaidOut, MAX_ASKED, MAX_BLOCKS, Message};
 use super::streams::Door;
@@ -16,7 +17,7 @@ use crate::base::polite::Polite;
 use crate::engine::error::Error;
 use crate::engine::restore::ahead::{Ahead, ExpectedBlock, is_size_of_block};
 use crate::image::{ImageWriter, MAX_MANIFEST};
-use crate::store::{ChunkId, Entry, decode_stored};
+use crate::store::{ChunkId, Encoding, Entry, check_stored, decode_stored};
 
 /// So many chunks are waited for at a time: a source asks for no more than those after the ones that it is sending.
 const MAX_WANTED: usize = 1 << 20;
@@ -136,12 +137,13 @@ pub(super) fn receive(
     let (sender, queue) = crossbeam_channel::bounded::<(Entry, Vec<u8>)>(QUEUE);
     let (to_loader, steps) = crossbeam_channel::bounded::<Step>(QUEUE);
     let (received, ahead) = std::thread::scope(|scope| {
-        let loading = scope.spawn(|| load(ahead, steps).map_err(fail));
+        let buffers = link.buffers();
+        let loading = scope.spawn(move || load(ahead, steps, buffers).map_err(fail));
         for _ in 0..cores.min(WORKERS) {
             let (queue, to_loader, fail) = (queue.clone(), to_loader.clone(), &fail);
             scope.spawn(move || {
                 for (entry, stored) in queue.iter() {
-                    match keep(writer, &entry, &stored) {
+                    match keep(writer, buffers, &entry, stored) {
                         // Whoever loads may have given that up.
                         Ok(plain) => _ = to_loader.send(Step::Chunk(entry.id, plain)),
                         Err(error) => return fail(error),
@@ -233,11 +235,23 @@ fn read(
 }
 
 /// Checks a chunk, and puts it into the image. Gives its bytes.
-fn keep(writer: &ImageWriter, entry: &Entry, stored: &[u8]) -> Result<Vec<u8>, Error> {
+fn keep(
+    writer: &ImageWriter,
+    buffers: &Buffers,
+    entry: &Entry,
+    stored: Vec<u8>,
+) -> Result<Vec<u8>, Error> {
     let damaged = |what| LinkError::Protocol(format!("the chunk {} is damaged: {what}", entry.id));
-    let mut plain = Vec::new();
-    decode_stored(entry, stored, &mut plain).map_err(damaged)?;
-    writer.chunks().put_stored(entry, stored)?;
+    // What is stored as it is need not be copied.
+    if entry.encoding == Encoding::Raw && entry.plain_len == entry.stored_len {
+        check_stored(entry, &stored).map_err(damaged)?;
+        writer.chunks().put_stored(entry, &stored)?;
+        return Ok(stored);
+    }
+    let mut plain = buffers.take(0);
+    decode_stored(entry, &stored, &mut plain).map_err(damaged)?;
+    writer.chunks().put_stored(entry, &stored)?;
+    buffers.give_back(stored);
     Ok(plain)
 }
 
@@ -257,7 +271,11 @@ fn flush(to_loader: &Sender<Step>, failed: &dyn Fn() -> bool) -> bool {
 }
 
 /// Loads what comes to where it belongs, until nothing more comes.
-fn load(mut ahead: Option<Ahead>, queue: Receiver<Step>) -> Result<Option<Ahead>, Error> {
+fn load(
+    mut ahead: Option<Ahead>,
+    queue: Receiver<Step>,
+    buffers: &Buffers,
+) -> Result<Option<Ahead>, Error> {
     loop {
         // What is one byte again and again is written a part at a time, and meanwhile no one has to wait.
         let is_filling = ahead.as_mut().map_or(Ok(false), Ahead::fill_some)?;
@@ -268,7 +286,7 @@ fn load(mut ahead: Option<Ahead>, queue: Receiver<Step>) -> Result<Option<Ahead>
         match first {
             Ok(first) => {
                 let mut steps = std::iter::once(first).chain(queue.try_iter().take(QUEUE));
-                load_some(ahead.as_mut(), &mut steps)?;
+                load_some(ahead.as_mut(), &mut steps, buffers)?;
             }
             Err(TryRecvError::Empty) => {}
             Err(TryRecvError::Disconnected) => break,
@@ -281,13 +299,19 @@ fn load(mut ahead: Option<Ahead>, queue: Receiver<Step>) -> Result<Option<Ahead>
 fn load_some(
     mut ahead: Option<&mut Ahead>,
     steps: &mut dyn Iterator<Item = Step>,
+    buffers: &Buffers,
 ) -> Result<(), Error> {
     let mut chunks = Vec::new();
+    let load = |memory: &mut Ahead, chunks: Vec<(ChunkId, Vec<u8>)>| {
+        memory.load(&chunks)?;
+        chunks.into_iter().for_each(|(_, plain)| buffers.give_back(plain));
+        Ok::<_, Error>(())
+    };
     for step in steps {
         match (step, &mut ahead) {
             (Step::Chunk(id, plain), Some(_)) => chunks.push((id, plain)),
             (Step::Layout(blocks), Some(memory)) => {
-                memory.load(&std::mem::take(&mut chunks))?;
+                load(memory, std::mem::take(&mut chunks))?;
                 let blocks = expected(blocks)?;
                 if !blocks.iter().all(|block| memory.is_of_program(&block.device)) {
                     let what = "it tells of memory on a device that it has not offered".to_owned();
@@ -303,15 +327,16 @@ fn load_some(
             }
             (Step::Flush(done), memory) => {
                 if let Some(memory) = memory {
-                    memory.load(&std::mem::take(&mut chunks))?;
+                    load(memory, std::mem::take(&mut chunks))?;
                     memory.check_fit()?;
                 }
                 _ = done.send(());
             }
+            (Step::Chunk(_, plain), None) => buffers.give_back(plain),
             (_, None) => {}
         }
     }
-    ahead.map_or(Ok(()), |memory| memory.load(&chunks))
+    ahead.map_or(Ok(()), |memory| load(memory, chunks))
 }
 
 /// The blocks of a layout.

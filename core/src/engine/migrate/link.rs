@@ -13,13 +13,17 @@ use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
-use super::message::{Frame, MAX_FRAME, MAX_PIECE, Message};
+use super::buffers::Buffers;
+use super::message::{CHUNK_BEGIN, Frame, MAX_FRAME, MAX_PIECE, Message};
 use crate::base::faults;
 
 /// How often a thread that waits looks whether it is to stop.
 pub(super) const LOOK: Duration = Duration::from_millis(50);
 /// A frame is sent in parts of so many bytes: so a rate can be kept.
 const STEP: usize = 1 << 16;
+/// So many bytes may be on their way through a Unix socket: two threads that wait for each other at every tenth of a chunk
+/// move a third of what they could.
+const UNDER_WAY: usize = 1 << 22;
 
 /// Why nothing more can be said to the other side, or heard of it.
 #[derive(Debug, thiserror::Error)]
@@ -85,6 +89,7 @@ pub struct Link {
     sent: AtomicU64,
     pace: Mutex<Option<Pace>>,
     helper: Option<u32>,
+    buffers: Buffers,
 }
 
 /// What keeps a link below a rate.
@@ -127,6 +132,7 @@ impl Link {
     ) -> io::Result<Self> {
         rustix::io::ioctl_fionbio(&reader, true)?;
         rustix::io::ioctl_fionbio(&writer, true)?;
+        widen(writer.as_fd());
         Ok(Self {
             reader: Mutex::new(reader),
             writer: Mutex::new(writer),
@@ -138,12 +144,18 @@ impl Link {
             sent: AtomicU64::default(),
             pace: Mutex::default(),
             helper: None,
+            buffers: Buffers::default(),
         })
     }
 
     /// This process, which the caller has started, carries what goes over the link.
     pub fn set_helper(&mut self, pid: u32) {
         self.helper = Some(pid);
+    }
+
+    /// Memory for the chunks that come.
+    pub(super) fn buffers(&self) -> &Buffers {
+        &self.buffers
     }
 
     /// The process that carries it.
@@ -322,16 +334,9 @@ impl Link {
 
     /// Receives what follows the length of a frame.
     fn receive_rest(&self, reader: BorrowedFd<'_>, len: [u8; 4]) -> Result<Frame, LinkError> {
-        let len = u32::from_le_bytes(len) as usize;
-        if len > MAX_FRAME {
-            return Err(LinkError::Protocol("a frame is too long".into()));
-        }
         // One frame has as much time as nothing: nobody is held up by single bytes.
         let since = Instant::now();
-        // So much is not taken before it comes: the kernel gives large memory when it is written.
-        let mut body = vec![0; len];
-        self.read(reader, &mut body, since)?;
-        Frame::decode(body).map_err(|what| LinkError::Protocol(what.to_owned()))
+        read_frame(len, &self.buffers, &mut |into| self.read(reader, into, since))
     }
 
     /// Receives something long, of at most so many bytes, and the message that it is for.
@@ -398,6 +403,43 @@ impl Link {
             Some((end, length)) if Instant::now() >= end => Err(LinkError::TooLong(length)),
             _ => Ok(()),
         }
+    }
+}
+
+/// Reads what follows the length of a frame, by what fills memory with what comes next.
+pub(super) fn read_frame(
+    len: [u8; 4],
+    buffers: &Buffers,
+    fill: &mut dyn FnMut(&mut [u8]) -> Result<(), LinkError>,
+) -> Result<Frame, LinkError> {
+    let wrong = |what: &'static str| LinkError::Protocol(what.to_owned());
+    let len = u32::from_le_bytes(len) as usize;
+    if len > MAX_FRAME {
+        return Err(wrong("a frame is too long"));
+    }
+    let mut begin = [0; CHUNK_BEGIN];
+    let begin = &mut begin[..len.min(CHUNK_BEGIN)];
+    fill(begin)?;
+    if Frame::has_chunk(begin) {
+        let mut stored = buffers.take(len - begin.len());
+        fill(&mut stored)?;
+        return Frame::with_chunk(begin, stored).map_err(wrong);
+    }
+    // So much is not taken before it comes: the kernel gives large memory when it is written.
+    let mut body = vec![0; len];
+    let (to_begin, rest) = body.split_at_mut(begin.len());
+    to_begin.copy_from_slice(begin);
+    fill(rest)?;
+    Frame::decode(body).map_err(wrong)
+}
+
+/// Lets more be under way, if it is a Unix socket and gpucr may do that. The kernel finds for itself what TCP needs.
+fn widen(writer: BorrowedFd<'_>) {
+    use rustix::net::{AddressFamily, sockopt};
+    if sockopt::socket_domain(writer) == Ok(AddressFamily::UNIX) {
+        let forced = sockopt::set_socket_send_buffer_size_force(writer, UNDER_WAY);
+        // As much as anybody may have, then.
+        let _ = forced.or_else(|_| sockopt::set_socket_send_buffer_size(writer, UNDER_WAY));
     }
 }
 

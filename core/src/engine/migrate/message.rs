@@ -21,8 +21,10 @@ pub(super) const MAX_PART: usize = 1 << 16;
 pub(super) const MAX_BLOCKS: usize = 16384;
 /// Bytes of what comes before the stored bytes of a chunk: address, encoding, both lengths, check.
 const CHUNK_HEAD: usize = 32 + 2 + 4 + 4 + 8;
+/// Bytes of a frame before those of its chunk, if it has one.
+pub(super) const CHUNK_BEGIN: usize = 1 + CHUNK_HEAD;
 /// Most bytes of a frame behind its length.
-pub(super) const MAX_FRAME: usize = 1 + CHUNK_HEAD + MAX_CHUNK;
+pub(super) const MAX_FRAME: usize = CHUNK_BEGIN + MAX_CHUNK;
 
 const MESSAGE: u8 = 0;
 const PIECE: u8 = 1;
@@ -305,7 +307,24 @@ impl Frame {
         framed(CHUNK, &[&head.concat(), stored])
     }
 
-    /// Reads what follows the length; any bytes are safe.
+    /// Whether a frame that begins so has a chunk: with its kind and all that comes before its bytes.
+    pub(super) fn has_chunk(begin: &[u8]) -> bool {
+        begin.len() == CHUNK_BEGIN && begin[0] == CHUNK
+    }
+
+    /// A frame that [has a chunk](Self::has_chunk), and the chunk's bytes; any are safe.
+    ///
+    /// # Errors
+    /// It is no frame.
+    pub(super) fn with_chunk(begin: &[u8], stored: Vec<u8>) -> Result<Self, &'static str> {
+        let entry = entry(&begin[1..]).ok_or("a chunk is of an unknown form")?;
+        if entry.stored_len as usize != stored.len() || entry.plain_len as usize > MAX_CHUNK {
+            return Err("a chunk has an impossible length");
+        }
+        Ok(Self::Chunk(entry, stored))
+    }
+
+    /// Reads what follows the length of any other frame; any bytes are safe.
     ///
     /// # Errors
     /// It is no frame.
@@ -320,18 +339,7 @@ impl Frame {
                 body.drain(..1);
                 Ok(Self::Piece(body))
             }
-            CHUNK => {
-                let (head, stored) =
-                    rest.split_at_checked(CHUNK_HEAD).ok_or("a chunk is too short")?;
-                let entry = entry(head).ok_or("a chunk is of an unknown form")?;
-                if entry.stored_len as usize != stored.len() || entry.plain_len as usize > MAX_CHUNK
-                {
-                    return Err("a chunk has an impossible length");
-                }
-                // Within what is there: new memory for each chunk would take the kernel as long as all else.
-                body.drain(..1 + CHUNK_HEAD);
-                Ok(Self::Chunk(entry, body))
-            }
+            CHUNK => Err("a chunk is too short"),
             _ => Err("a frame is of an unknown kind, or too long"),
         }
     }
@@ -431,6 +439,12 @@ mod tests {
         assert!(Frame::of_message(&most).is_ok(), "the most contents fit");
     }
 
+    /// What comes as a chunk, which has at least its begin.
+    fn chunk(frame: &[u8]) -> Result<Frame, &'static str> {
+        assert!(Frame::has_chunk(&frame[..CHUNK_BEGIN]));
+        Frame::with_chunk(&frame[..CHUNK_BEGIN], frame[CHUNK_BEGIN..].to_vec())
+    }
+
     #[test]
     fn a_chunk_that_is_larger_than_a_chunk_can_be_is_none() {
         let mut encoder = Encoder::new(Compression::None);
@@ -446,16 +460,20 @@ mod tests {
             check: encoded.check,
         };
         let frame = Frame::of_chunk(&entry(3), &plain);
-        assert_eq!(Frame::decode(frame[4..].to_vec()), Ok(Frame::Chunk(entry(3), plain.clone())));
+        assert_eq!(chunk(&frame[4..]), Ok(Frame::Chunk(entry(3), plain.clone())));
         let large = Frame::of_chunk(&entry(MAX_CHUNK as u32 + 1), &plain);
-        assert!(Frame::decode(large[4..].to_vec()).is_err());
-        assert!(Frame::decode(frame[4..frame.len() - 1].to_vec()).is_err(), "it is cut");
+        assert!(chunk(&large[4..]).is_err());
+        assert!(chunk(&frame[4..frame.len() - 1]).is_err(), "it is cut");
+        assert!(Frame::decode(frame[4..CHUNK_BEGIN].to_vec()).is_err(), "it ends too early");
     }
 
     proptest! {
         #[test]
-        fn any_bytes_are_safe(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-            if let Ok(Frame::Chunk(entry, stored)) = Frame::decode(bytes) {
+        fn any_bytes_are_safe(mut bytes in proptest::collection::vec(any::<u8>(), 0..200), is_chunk: bool) {
+            bytes.iter_mut().take(usize::from(is_chunk)).for_each(|kind| *kind = CHUNK);
+            let _ = Frame::decode(bytes.clone());
+            let has_chunk = bytes.len() >= CHUNK_BEGIN && Frame::has_chunk(&bytes[..CHUNK_BEGIN]);
+            if has_chunk && let Ok(Frame::Chunk(entry, stored)) = chunk(&bytes) {
                 prop_assert_eq!(entry.stored_len as usize, stored.len());
             }
         }

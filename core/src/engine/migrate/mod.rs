@@ -5,6 +5,7 @@
 //! `docs/migration.md` says why that holds whatever fails.
 
 mod arriving;
+mod buffers;
 mod cpu;
 mod fit;
 mod goal;

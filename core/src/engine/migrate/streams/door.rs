@@ -12,8 +12,8 @@ use super::keys::Host;
 use super::secure::{Patience, Secure};
 use super::way::{HANDSHAKE, MOST, TOKEN, WELCOME, Way};
 use crate::engine::error::Error;
-use crate::engine::migrate::link::{LOOK, Link, LinkError, unexpected};
-use crate::engine::migrate::message::{Frame, MAX_FRAME};
+use crate::engine::migrate::link::{LOOK, Link, LinkError, read_frame, unexpected};
+use crate::engine::migrate::message::Frame;
 use crate::engine::migrate::record::random;
 use crate::store::Entry;
 
@@ -186,13 +186,8 @@ impl Inside<'_> {
             let until = Some(Instant::now() + link.silence());
             let patience = Patience { link, until, is_over: &is_over };
             stream.read(&mut len[1..], &patience)?;
-            let len = u32::from_le_bytes(len) as usize;
-            if len > MAX_FRAME {
-                return Err(LinkError::Protocol("a frame is too long".into()).into());
-            }
-            let mut body = vec![0; len];
-            stream.read(&mut body, &patience)?;
-            match Frame::decode(body).map_err(|what| LinkError::Protocol(what.to_owned()))? {
+            let mut fill = |into: &mut [u8]| stream.read(into, &patience);
+            match read_frame(len, link.buffers(), &mut fill)? {
                 Frame::Chunk(entry, stored) => (self.take)(entry, stored)?,
                 other => return Err(unexpected(&other).into()),
             }
