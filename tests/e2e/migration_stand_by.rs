@@ -98,7 +98,6 @@ fn nothing_stands_by_when_the_source_has_given_up() -> Result<()> {
         ensure!(made(&program).is_none(), "{fault}");
         std::fs::remove_file(&go_on)?;
     }
-    program.let_go()?;
     program.result()?;
     ensure!(program.series() == expected, "{}", program.output());
     Ok(())

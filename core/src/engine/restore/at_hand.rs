@@ -20,7 +20,9 @@ impl AtHand {
         let drivers = Drivers::default();
         match drivers.with_hash(hash) {
             Ok(Some(library)) => {
-                if let Err(error) = drivers.open(&library) {
+                // What it is asked for the first time takes longest.
+                let opened = drivers.open(&library).map(|driver| driver.devices());
+                if let Err(error) = opened {
                     tracing::debug!(%error, "the driver is not opened ahead");
                 }
             }

@@ -156,8 +156,10 @@ impl<'i> Checked<'i> {
         stdio::check(&image.manifest().processes, options.outputs.named())?;
         // There is room for that, which nothing of what follows needs.
         let extracting = Extracting::start(image.clone());
+        tracing::debug!("the image is checked");
         let (criu, library, files) =
             preflight::check(image, options.files, &options.at_hand, &options.stop)?;
+        tracing::debug!("files, driver and CRIU are checked");
         task.files = files;
         // Devices that the user has named are checked before anything is made; else while CRIU works.
         lacks::check_network(options.network.as_ref())?;
@@ -165,6 +167,7 @@ impl<'i> Checked<'i> {
         let drivers = &options.at_hand.drivers;
         let open = || preflight::open(image, &library, drivers, &options.device_map);
         let opened = is_moved.then(open).transpose()?;
+        tracing::debug!("devices are found");
         let streams = Streams { is_detached: options.detach, outputs: options.outputs.clone() };
         let watchdog = task.made.watchdog.insert(Watchdog::start().map_err(Error::Watchdog)?);
         let at_work = watchdog.at_work().map_err(Error::Watchdog)?;
