@@ -6,19 +6,15 @@ use gpucr_tests::{Lab, kill, show, undisturbed, until};
 
 const ARGS: [&str; 4] = ["--steps", "100", "--step-delay-ms", "20"];
 const WORKLOAD: &str = "sgd";
+fn parent_of(pid: u32) -> Option<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()
+}
+
 /// The restore that stands by, or has, below a destination.
 fn restore_below(destination: &Side) -> Option<u32> {
-    let is_below = |pid: u32| {
-        let mut pid = pid;
-        while pid > 1 {
-            if pid == destination.pid() {
-                return true;
-            }
-            let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-            let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"));
-            pid = parent.and_then(|pid| pid.trim().parse().ok()).unwrap_or(0);
-        }
-        false
+    let is_below = |pid| {
+        std::iter::successors(Some(pid), |pid| parent_of(*pid)).any(|pid| pid == destination.pid())
     };
     std::fs::read_dir("/proc").ok()?.flatten().find_map(|entry| {
         let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
@@ -77,6 +73,28 @@ fn a_restore_that_stood_by_and_was_killed_is_not_missed() -> Result<()> {
     ensure!(source.status.success(), "{}", show(&source));
     program.pid = made(&program).context("it runs there")?;
     ends_well(&mut program, &expected)
+}
+
+#[test]
+fn nothing_stands_by_when_the_destination_was_killed() -> Result<()> {
+    let expected = undisturbed(WORKLOAD, &ARGS[..2])?;
+    let lab = Lab::new();
+    let mut program = lab.at_work(WORKLOAD, &ARGS)?;
+    let go_on = lab.path("go-on");
+    let mut pair = Pair::new(&lab, &program)?;
+    pair.source.env("GPUCR_FAULT", "hold:precopy").env("GPUCR_FAULT_FILE", &go_on);
+    let destination = Side::start(&mut pair.destination_in_namespaces())?;
+    let source = Side::start(&mut pair.source)?;
+    drop(pair.sockets);
+    until("a restore stands by", || restore_below(&destination).is_some())?;
+    let restore = restore_below(&destination).context("it stands by")?;
+    kill(parent_of(restore).context("whoever has started it")?)?;
+    until("it has ended", || restore_below(&destination).is_none())?;
+    std::fs::write(&go_on, "")?;
+    ensure!(!source.end()?.status.success());
+    program.result()?;
+    ensure!(program.series() == expected, "{}", program.output());
+    Ok(())
 }
 
 #[test]

@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, ResolveFlags};
+use rustix::io::Errno;
 
 /// Opens a regular file for reading.
 ///
@@ -19,12 +20,24 @@ pub fn open_regular(path: &Path) -> io::Result<File> {
     // This descriptor opens nothing yet, and whatever becomes of the name, it is the same file.
     let named: OwnedFd =
         rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-    let kind = FileType::from_raw_mode(rustix::fs::fstat(&named)?.st_mode);
-    if kind != FileType::RegularFile {
-        let what = format!("it is {}, not a regular file", name(kind));
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+    open_if_regular(&named, OFlags::RDONLY | OFlags::CLOEXEC)
+}
+
+/// Opens the file that a descriptor names, which opens nothing itself.
+///
+/// # Errors
+/// It is a link (`ELOOP`), or `InvalidInput` if it is no regular file.
+fn open_if_regular(named: &OwnedFd, flags: OFlags) -> io::Result<File> {
+    match FileType::from_raw_mode(rustix::fs::fstat(named)?.st_mode) {
+        FileType::RegularFile => {}
+        FileType::Symlink => return Err(Errno::LOOP.into()),
+        kind => {
+            let what = format!("it is {}, not a regular file", name(kind));
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+        }
     }
-    File::open(format!("/proc/self/fd/{}", named.as_raw_fd()))
+    let path = format!("/proc/self/fd/{}", named.as_raw_fd());
+    Ok(rustix::fs::open(path, flags, Mode::empty())?.into())
 }
 
 /// A directory, and the name of a file in it, to which no symbolic link leads: whoever can rename directories on the way
@@ -58,21 +71,15 @@ impl Place {
         self.directory.as_fd()
     }
 
-    /// Opens the file, which is there and a regular one. Its open does not wait for anything.
+    /// Opens the file, which is there and a regular one. What is none is not opened: that may do something.
     ///
     /// # Errors
     /// It is not there, is a link (`ELOOP`), or `InvalidInput` if it is no regular file.
     pub(crate) fn open(&self, flags: OFlags) -> io::Result<File> {
-        let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let file: File =
-            rustix::fs::openat(&self.directory, self.name.as_os_str(), flags, Mode::empty())?
-                .into();
-        let kind = FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode);
-        if kind != FileType::RegularFile {
-            let what = format!("it is {}, not a regular file", name(kind));
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
-        }
-        Ok(file)
+        let only_name = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let (directory, name) = (&self.directory, self.name.as_os_str());
+        let named = rustix::fs::openat(directory, name, only_name, Mode::empty())?;
+        open_if_regular(&named, flags | OFlags::NONBLOCK | OFlags::CLOEXEC)
     }
 
     /// Device and inode of what is there, be it a link.
@@ -168,6 +175,38 @@ mod tests {
             let error = open_regular(path).expect_err("it is no file");
             assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{path:?}: {error}");
         }
+    }
+
+    /// To open a device may do something: it is looked at first what is there.
+    #[test]
+    fn what_is_no_file_at_a_place_is_not_opened_for_a_moment() {
+        use rustix::fs::inotify;
+        let dir = tempfile::tempdir().expect("a directory");
+        let fifo = dir.path().join("fifo");
+        rustix::fs::mknodat(CWD, &fifo, FileType::Fifo, Mode::RWXU, 0).expect("made");
+        let file = dir.path().join("file");
+        std::fs::write(&file, b"12345").expect("written");
+        std::os::unix::fs::symlink(&file, dir.path().join("link")).expect("made");
+        let watch = inotify::init(inotify::CreateFlags::NONBLOCK).expect("a watch");
+        for path in [&fifo, &file] {
+            inotify::add_watch(&watch, path, inotify::WatchFlags::OPEN).expect("watched");
+        }
+        let mut seen = [0; 4096];
+        for name in ["fifo", "link"] {
+            for flags in [OFlags::RDONLY, OFlags::RDWR] {
+                let place = Place::find(CWD, &dir.path().join(name)).expect("it is there");
+                let error = place.open(flags).expect_err("it is no file");
+                let is_link = error.raw_os_error() == Some(Errno::LOOP.raw_os_error());
+                assert_eq!(is_link, name == "link", "{error}");
+                assert_eq!(error.kind() == io::ErrorKind::InvalidInput, name == "fifo", "{error}");
+            }
+        }
+        assert_eq!(rustix::io::read(&watch, &mut seen), Err(Errno::AGAIN), "none was opened");
+        let mut text = String::new();
+        let place = Place::find(CWD, &file).expect("it is there");
+        place.open(OFlags::RDWR).and_then(|mut file| file.read_to_string(&mut text)).expect("read");
+        assert_eq!(text, "12345");
+        assert!(rustix::io::read(&watch, &mut seen).is_ok(), "it is seen when one is");
     }
 
     #[test]

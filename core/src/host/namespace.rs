@@ -8,7 +8,7 @@
 use std::ffi::CString;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd};
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
@@ -57,9 +57,13 @@ pub fn inner_pid(pid: u32) -> Option<u32> {
     if gpucr_wire::pid_namespace(pid).ok()? == own {
         return None;
     }
-    let root = |of: &str| std::fs::metadata(format!("/proc/{of}/root/")).ok();
-    let (ours, theirs) = (root("self")?, root(&pid.to_string())?);
-    if (ours.dev(), ours.ino()) != (theirs.dev(), theirs.ino()) {
+    let root = |of: &str| std::fs::metadata(format!("/proc/{of}/root/")).ok().map(|it| id(&it));
+    let ours = root("self")?;
+    if ours != root(&pid.to_string())? {
+        return None;
+    }
+    // It may have changed its root, to a place where this one is mounted: gpucr would be at that of its mounts.
+    if root_of_mounts(&of(pid, "mnt").ok()?).ok()? != ours {
         return None;
     }
     // What is mounted there is executed by gpucr: only who could mount it here may have done so.
@@ -75,7 +79,7 @@ pub fn inner_pid(pid: u32) -> Option<u32> {
 fn is_of_own_users(pid: u32, kind: &str) -> bool {
     /// `NS_GET_USERNS` of ioctl_ns(2).
     const OWNER: libc::Ioctl = 0xb701;
-    let Ok(namespace) = File::open(format!("/proc/{pid}/ns/{kind}")) else { return false };
+    let Ok(namespace) = of(pid, kind) else { return false };
     // SAFETY: it takes no argument, and gives a new descriptor.
     let owner = unsafe { libc::ioctl(namespace.as_raw_fd(), OWNER) };
     if owner < 0 {
@@ -83,27 +87,58 @@ fn is_of_own_users(pid: u32, kind: &str) -> bool {
     }
     // SAFETY: just made, and nobody else knows it.
     let owner = unsafe { File::from_raw_fd(owner) };
-    let id = |meta: std::fs::Metadata| (meta.dev(), meta.ino());
-    let own = std::fs::metadata("/proc/self/ns/user").map(id).ok();
-    own.is_some() && owner.metadata().map(id).ok() == own
+    let own = std::fs::metadata("/proc/self/ns/user").map(|meta| id(&meta)).ok();
+    own.is_some() && owner.metadata().map(|meta| id(&meta)).ok() == own
+}
+
+/// A namespace of process `pid`.
+fn of(pid: u32, kind: &str) -> io::Result<File> {
+    File::open(format!("/proc/{pid}/ns/{kind}"))
+}
+
+fn id(meta: &std::fs::Metadata) -> (u64, u64) {
+    (meta.dev(), meta.ino())
+}
+
+/// The root directory, by device and number, of whoever goes into a mount namespace, whatever root others there have. A
+/// thread of its own goes there.
+fn root_of_mounts(namespace: &File) -> io::Result<(u64, u64)> {
+    let visit = || {
+        // SAFETY: this thread opens nothing, and ends here: nobody sees its directories but itself.
+        unsafe { rustix::thread::unshare_unsafe(UnshareFlags::FS) }?;
+        root_after_entering(namespace.as_fd())
+    };
+    std::thread::scope(|scope| {
+        let visitor = std::thread::Builder::new().spawn_scoped(scope, visit)?;
+        visitor.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+/// Moves the calling thread, which shares its directories with no other, into a mount namespace, and says what its root is
+/// then. Makes system calls alone.
+fn root_after_entering(mounts: BorrowedFd<'_>) -> io::Result<(u64, u64)> {
+    rustix::thread::move_into_link_name_space(mounts, Some(LinkNameSpaceType::Mount))?;
+    let root = rustix::fs::stat(c"/")?;
+    Ok((root.st_dev, root.st_ino))
 }
 
 /// Starts a process in the pid namespace of process `pid`, with that one's mounts and this process's directory. If the
 /// calling thread ends, it is asked to end too.
 ///
 /// # Errors
-/// This user may not go there; the directory is not there; the program cannot be started.
+/// This user may not go there; the root directory there is another one than here, so that what is executed there may be
+/// anything (`EXDEV`); the directory is not there; the program cannot be started.
 pub fn spawn_in(pid: u32, command: &mut Command) -> io::Result<Child> {
-    let of = |pid: &str, kind: &str| File::open(format!("/proc/{pid}/ns/{kind}"));
-    let (own, pids) = (of("self", "pid")?, of(&pid.to_string(), "pid")?);
-    let mounts = of(&pid.to_string(), "mnt")?;
+    let (own, pids) = (File::open("/proc/self/ns/pid")?, of(pid, "pid")?);
+    let (mounts, root) = (of(pid, "mnt")?, id(&std::fs::metadata("/")?));
     let directory = CString::new(std::env::current_dir()?.into_os_string().into_vec())?;
-    // SAFETY: between fork and exec only the system calls prctl, setns and chdir are made.
+    // SAFETY: between fork and exec only the system calls prctl, setns, stat and chdir are made.
     unsafe {
         command.pre_exec(move || {
             rustix::process::set_parent_process_death_signal(Some(Signal::TERM))?;
-            let kind = Some(LinkNameSpaceType::Mount);
-            rustix::thread::move_into_link_name_space(mounts.as_fd(), kind)?;
+            if root_after_entering(mounts.as_fd())? != root {
+                return Err(rustix::io::Errno::XDEV.into());
+            }
             Ok(rustix::process::chdir(directory.as_c_str())?)
         });
     }
