@@ -4,9 +4,9 @@
 
 use std::ops::Range;
 
+use crate::backward::Loop;
 use crate::body::{Body, Flow, Kind, Step, What};
 use crate::opcodes::is_of_param;
-use crate::writer::Loop;
 
 /// More is not added in a turn.
 const MOST_ADDED: i64 = 1 << 20;

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+pub(crate) use crate::backward::Loop;
 use crate::body::{Body, Flow, Kind, Register, Step, What};
 use crate::counted::{Counted, counted};
 use crate::opcodes::Class;
@@ -26,22 +27,6 @@ impl Default for Polls {
         // Warps that began together come to the end of a part together, so that nobody may be left to run while they
         // wait for the flag: parts are long. One of fast instructions takes about a millisecond.
         Self { every: 16, least: 256, part: 1 << 16, meetings: 8 }
-    }
-}
-
-/// A label to which branches go back.
-pub(crate) struct Loop {
-    /// The label's item.
-    pub(crate) label: usize,
-    /// The items of the branches that go back there.
-    pub(crate) back: Vec<usize>,
-    /// What is saved: registers, and where among what the thread saves.
-    pub(crate) slots: Vec<(u32, u64)>,
-}
-
-impl Loop {
-    fn is_around(&self, other: &Self) -> bool {
-        self.label < other.label && self.back.iter().max() > other.back.iter().max()
     }
 }
 
