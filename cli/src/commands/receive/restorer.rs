@@ -180,15 +180,11 @@ impl<'s> Restorer<'s> {
     fn begin_at_once(&mut self, record: &Record, threads: &[u32], awaits_memory: bool) -> bool {
         let Some(one) = self.standing_by.take() else { return false };
         let waits_alone = record.streams.is_none() && self.relay.is_none() && self.memory.is_none();
-        if !waits_alone || !one.leaves_free(threads) {
+        if !waits_alone || !one.leaves_free(threads) || go_on(&one.image).is_err() {
             one.end();
             return false;
         }
-        let StandingBy { mut restore, held, awaits, image } = one;
-        if go_on(image).is_err() {
-            let _ = restore.wait();
-            return false;
-        }
+        let StandingBy { restore, held, awaits, image: _ } = one;
         self.signals.pass_to(restore.id());
         self.awaits = awaits_memory.then_some(awaits);
         self.made = Some((restore, held));

@@ -75,7 +75,7 @@ pub(crate) fn stand_by(
 ///
 /// # Errors
 /// It has ended.
-pub(crate) fn go_on(mut restore: UnixStream) -> io::Result<()> {
+pub(crate) fn go_on(mut restore: &UnixStream) -> io::Result<()> {
     restore.write_all(&[READY])
 }
 
@@ -89,7 +89,7 @@ pub(super) fn wait_for_image(fd: i32) -> io::Result<Option<AtHand>> {
     socket.read_exact(&mut driver)?;
     let at_hand = AtHand::with_driver(&driver);
     let come = socket.read(&mut said)?;
-    Ok((come > 0).then_some(at_hand))
+    Ok((come > 0 && said == [READY]).then_some(at_hand))
 }
 
 /// Gives a command one end of a pair of sockets, the second, and names it with this option.

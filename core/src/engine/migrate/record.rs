@@ -176,8 +176,8 @@ pub trait Restore {
     /// and has made nothing. Whether there is one is seen when the processes are [begun](Self::begin).
     fn stand_by(&mut self, record: &Record, driver: &[u8; 32]);
 
-    /// Begins to make its processes, of which all threads have the ids `threads`. `awaits_memory` says that their device memory is [given](Self::give) while that goes
-    /// on; if it is not, they load it themselves.
+    /// Begins to make its processes, whose threads have the ids `threads`. `awaits_memory` says that their device memory
+    /// is [given](Self::give) while that goes on; if it is not, they load it themselves.
     ///
     /// # Errors
     /// That cannot be begun.
