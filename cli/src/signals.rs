@@ -262,7 +262,7 @@ fn give_terminal(terminal: &std::fs::File, group: rustix::process::Pid) {
 
 /// Stops this process, all its threads, until it gets SIGCONT. This thread does nothing more before that: the signal is its
 /// own. One for the process might reach another thread first, and this one go on for a while.
-fn stop_self() {
+pub(crate) fn stop_self() {
     // SAFETY: sends a signal to this thread.
     unsafe { libc::raise(libc::SIGSTOP) };
 }

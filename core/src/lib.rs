@@ -37,5 +37,5 @@ pub use engine::{
     access, dump, error, extract, interrupted, kinds, launched, migrate, multicast, open_blocks,
     restore, sharing, warm, watchdog,
 };
-pub use host::{container, criu, namespace, network, process};
+pub use host::{container, criu, namespace, network, process, shield};
 pub use image::{diff, library, transfer, trust, verify};

@@ -28,12 +28,11 @@ pub(crate) fn alone(text: &str, parameter: &str, polls: Polls) -> Result<Changed
     let writer = Writer::new(text, &body, &loops, parameter, polls);
     let edits = writer.edits();
     let numbers = 0..loops.len();
-    let set = |number| format!("	mov.u32 %gpucr_left_{number}, {};\n", writer.every(number));
-    let counts = numbers.clone().map(|number| format!(", %gpucr_left_{number}"));
+    let first: String = numbers.clone().map(|number| writer.first(number)).collect();
     let begin = format!(
         "
 	.reg .pred %gpucr_is;
-	.reg .b32 %gpucr_a, %gpucr_b, %gpucr_c{};
+	.reg .b32 %gpucr_a, %gpucr_b, %gpucr_c;
 	.reg .b64 %gpucr_at, %gpucr_to;
 {}	ld.param.u64 %gpucr_at, [{parameter}];
 	ld.volatile.global.u32 %gpucr_a, [%gpucr_at];
@@ -44,10 +43,8 @@ pub(crate) fn alone(text: &str, parameter: &str, polls: Polls) -> Result<Changed
 	atom.global.exch.b32 %gpucr_c, [%gpucr_to+{STATES}], {RUN};
 	setp.eq.u32 %gpucr_is, %gpucr_c, {RUN};
 	@%gpucr_is exit;
-{}",
-        counts.collect::<String>(),
+{first}",
         writer.declared(),
-        numbers.clone().map(set).collect::<String>(),
     );
     let mut end = String::from("\n	ret;\n");
     for number in numbers {
@@ -66,14 +63,10 @@ pub(crate) fn alone(text: &str, parameter: &str, polls: Polls) -> Result<Changed
 /// Where branches go that go back to a loop's label.
 fn poll(writer: &Writer<'_, '_>, number: usize) -> String {
     let label = writer.label(&writer.loops[number]);
-    let (parameter, every) = (writer.parameter, writer.every(number));
+    let (parameter, not_yet) = (writer.parameter, writer.not_yet(number));
     format!(
         "$gpucr_poll_{number}:
-	sub.u32 %gpucr_left_{number}, %gpucr_left_{number}, 1;
-	setp.ne.u32 %gpucr_is, %gpucr_left_{number}, 0;
-	@%gpucr_is bra {label};
-	mov.u32 %gpucr_left_{number}, {every};
-	ld.param.u64 %gpucr_at, [{parameter}];
+{not_yet}	ld.param.u64 %gpucr_at, [{parameter}];
 	ld.volatile.global.u32 %gpucr_c, [%gpucr_at];
 	setp.ne.u32 %gpucr_is, %gpucr_c, {ABORT};
 	@%gpucr_is bra {label};

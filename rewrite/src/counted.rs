@@ -4,13 +4,16 @@
 
 use std::ops::Range;
 
+use crate::backward::Loop;
 use crate::body::{Body, Flow, Kind, Step, What};
-use crate::writer::{Loop, Polls};
+use crate::opcodes::is_of_param;
 
-/// More is not added in a turn, so that a part of a loop adds less than 2^31.
+/// More is not added in a turn.
 const MOST_ADDED: i64 = 1 << 20;
-/// A part of a loop has no more turns.
-const MOST_TURNS: i64 = 1 << 10;
+/// More is not added in a part of a loop, so that all sums and differences fit 32 bits with a sign.
+const MOST_ADDED_IN_PART: i64 = 1 << 30;
+/// Compilers write turns of loops so many times one after the other, or a part of that: then none is left over in a part.
+const UNROLLED: i64 = 16;
 
 /// A loop that counts.
 pub(crate) struct Counted {
@@ -68,13 +71,14 @@ fn writer_of<'b, 'a>(
     writing.next().is_none().then_some(found)
 }
 
-/// What is known of a loop that counts, by its number among all; `to`: where it leads behind a part.
+/// What is known of a loop that counts, by its number among all; `to`: where it leads behind a part, which has so many
+/// instructions.
 pub(crate) fn counted(
     text: &str,
     body: &Body<'_>,
     (number, one): (usize, &Loop),
     to: &str,
-    polls: Polls,
+    part: u32,
 ) -> Option<Counted> {
     let [end] = one.back[..] else { return None };
     let inside = one.label + 1..end;
@@ -132,8 +136,13 @@ pub(crate) fn counted(
         _ => return None,
     };
     let is_reached = matches!(*comparison, "le" | "ge" | "ls" | "hs");
-    let steps = (end - one.label) as i64;
-    let turns = (i64::from(polls.every) * polls.least as i64 / steps).clamp(2, MOST_TURNS);
+    let steps = body.items[one.label..=end].iter().map(|item| match &item.what {
+        What::Step(step) => weight(&text[step.opcode.clone()]),
+        _ => 0,
+    });
+    let turns = (i64::from(part) / steps.sum::<i64>()).max(2);
+    let turns = turns.min(MOST_ADDED_IN_PART / added.abs());
+    let turns = if turns < UNROLLED { turns } else { turns / UNROLLED * UNROLLED };
     let (all, up_to) = (turns * added.abs(), (turns - i64::from(is_reached)) * added);
     let near = format!("%gpucr_near_{number}");
     let [more, less] = if added > 0 { [limit, counter] } else { [counter, limit] };
@@ -157,6 +166,21 @@ $gpucr_turn_{number}:
 "
     );
     Some(Counted { limit: place.clone(), begin, end, near, bits })
+}
+
+/// As how many of the fastest instructions one counts in a part, by what it takes at worst: where all threads of a device come
+/// to it, each with an address far from all others, or all with the same one if it is an atomic.
+fn weight(opcode: &str) -> i64 {
+    let mut parts = opcode.split('.');
+    match parts.next().unwrap_or_default() {
+        "nanosleep" => 1 << 12,
+        "atom" | "red" | "membar" | "fence" => 1 << 8,
+        "ld" if is_of_param(opcode) => 1,
+        "ld" | "ldu" | "st" | "prefetch" | "prefetchu" => 1 << 5,
+        "div" | "rem" | "sqrt" => 1 << 4,
+        _ if parts.any(|part| part == "f64") => 1 << 3,
+        _ => 1,
+    }
 }
 
 /// What is added to a counter in each turn, by an instruction of which that is all.
@@ -193,5 +217,21 @@ impl Counted {
         let end = body.items[one.back[0]].span.clone();
         let Self { limit, begin, end: instead, near, .. } = self;
         [(label..label, begin.clone()), (limit.clone(), near.clone()), (end, instead.clone())]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_takes_long_makes_parts_short() {
+        let all = ["add.u32", "ld.param.u64", "fma.rn.f64", "div.rn.f64", "st.global.b32"];
+        let weights: Vec<i64> = all.into_iter().map(weight).collect();
+        assert_eq!(weights, [1, 1, 8, 16, 32]);
+        assert_eq!(weight("ld.volatile.global.u32"), weight("st.global.v4.f32"));
+        assert!(weight("red.global.add.f64") > weight("ld.global.f64"));
+        assert_eq!(weight("membar.gl"), weight("atom.global.cas.b32"));
+        assert!(weight("nanosleep.u32") > weight("fence.acq_rel.gpu"));
     }
 }

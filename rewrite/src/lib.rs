@@ -25,6 +25,7 @@
 mod aborted;
 mod again;
 mod alone;
+mod backward;
 mod barriers;
 mod body;
 pub mod control;

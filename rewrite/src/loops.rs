@@ -116,9 +116,7 @@ impl<'a> Writer<'_, 'a> {
                 What::Label(label) => {
                     if let Some(number) = self.number(label) {
                         let start = item.span.start;
-                        let every = self.every(number);
-                        let count = format!("mov.u32 %gpucr_left_{number}, {every};\n");
-                        edits.push((start..start, count));
+                        edits.push((start..start, self.first(number)));
                     }
                 }
                 What::Step(_) if ends.contains(&at) => {}
@@ -142,13 +140,11 @@ impl<'a> Writer<'_, 'a> {
     /// A thread that has been run, or is being run by another launch, ends; one that is saved goes on.
     fn begin(&self) -> String {
         let parameter = self.parameter;
-        let counts = (0..self.loops.len()).map(|number| format!(", %gpucr_left_{number}"));
-        let set = |number| format!("	mov.u32 %gpucr_left_{number}, {};\n", self.every(number));
-        let set: String = (0..self.loops.len()).map(set).collect();
+        let first: String = (0..self.loops.len()).map(|number| self.first(number)).collect();
         format!(
             "
 	.reg .pred %gpucr_is;
-	.reg .b32 %gpucr_a, %gpucr_b, %gpucr_c, %gpucr_state{};
+	.reg .b32 %gpucr_a, %gpucr_b, %gpucr_c, %gpucr_state;
 	.reg .b64 %gpucr_at, %gpucr_to;
 {}	ld.param.u64 %gpucr_at, [{parameter}];
 	ld.volatile.global.u32 %gpucr_state, [%gpucr_at];
@@ -157,10 +153,9 @@ impl<'a> Writer<'_, 'a> {
 {BLOCK}{THREAD}	mul.wide.u32 %gpucr_to, %gpucr_a, 4;
 	add.u64 %gpucr_to, %gpucr_to, %gpucr_at;
 	atom.global.exch.b32 %gpucr_state, [%gpucr_to+{STATES}], {RUN};
-{set}	setp.ne.u32 %gpucr_is, %gpucr_state, 0;
+{first}	setp.ne.u32 %gpucr_is, %gpucr_state, 0;
 	@%gpucr_is bra $gpucr_resume;
 ",
-            counts.collect::<String>(),
             self.declared()
         )
     }
@@ -209,14 +204,10 @@ impl<'a> Writer<'_, 'a> {
     /// Where branches go that go back.
     fn poll(&self, number: usize) -> String {
         let one = &self.loops[number];
-        let (label, parameter, every) = (self.label(one), self.parameter, self.every(number));
+        let (label, parameter, not_yet) = (self.label(one), self.parameter, self.not_yet(number));
         let mut poll = format!(
             "$gpucr_poll_{number}:
-	sub.u32 %gpucr_left_{number}, %gpucr_left_{number}, 1;
-	setp.ne.u32 %gpucr_is, %gpucr_left_{number}, 0;
-	@%gpucr_is bra {label};
-	mov.u32 %gpucr_left_{number}, {every};
-	ld.param.u64 %gpucr_at, [{parameter}];
+{not_yet}	ld.param.u64 %gpucr_at, [{parameter}];
 	ld.volatile.global.u32 %gpucr_c, [%gpucr_at];
 	setp.eq.u32 %gpucr_is, %gpucr_c, 0;
 	@%gpucr_is bra {label};

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+pub(crate) use crate::backward::Loop;
 use crate::body::{Body, Flow, Kind, Register, Step, What};
 use crate::counted::{Counted, counted};
 use crate::opcodes::Class;
@@ -13,6 +14,9 @@ pub struct Polls {
     pub every: u32,
     /// Loops of fewer instructions are written several times one after the other, so that there are so many between two ends.
     pub least: usize,
+    /// Loops that count run in parts of so many instructions, of which slow ones count as several; a quarter of that for each
+    /// loop around them, since those may end within their first part each time.
+    pub part: u32,
     /// Where all threads of a block come to the same barriers, with straight code between, they ask at one of so many.
     pub meetings: u32,
 }
@@ -20,18 +24,10 @@ pub struct Polls {
 impl Default for Polls {
     fn default() -> Self {
         // An answer takes longer than a barrier, and leaves the compiler fewer registers.
-        Self { every: 16, least: 256, meetings: 8 }
+        // Warps that began together come to the end of a part together, so that nobody may be left to run while they
+        // wait for the flag: parts are long. One of fast instructions takes about a millisecond.
+        Self { every: 16, least: 256, part: 1 << 16, meetings: 8 }
     }
-}
-
-/// A label to which branches go back.
-pub(crate) struct Loop {
-    /// The label's item.
-    pub(crate) label: usize,
-    /// The items of the branches that go back there.
-    pub(crate) back: Vec<usize>,
-    /// What is saved: registers, and where among what the thread saves.
-    pub(crate) slots: Vec<(u32, u64)>,
 }
 
 /// A body, and what is needed to write it anew.
@@ -58,10 +54,11 @@ impl<'w, 'a> Writer<'w, 'a> {
     ) -> Self {
         let mut writer =
             Self { parameter, is_polled: true, ..Self::unpolled(text, body, loops, polls) };
-        let counted = loops
-            .iter()
-            .enumerate()
-            .map(|(number, one)| counted(text, body, (number, one), &writer.back(number), polls));
+        let counted = loops.iter().enumerate().map(|(number, one)| {
+            let around = loops.iter().filter(|other| other.is_around(one)).count();
+            let part = polls.part >> (2 * around).min(31);
+            counted(text, body, (number, one), &writer.back(number), part)
+        });
         writer.counted = counted.collect();
         writer
     }
@@ -82,14 +79,38 @@ impl<'w, 'a> Writer<'w, 'a> {
         self.counted[number].as_ref()
     }
 
-    /// Of so many times that a thread comes to the end of a loop, or of a part of one that counts, it looks at the flag once.
-    pub(crate) fn every(&self, number: usize) -> u32 {
-        if self.counted(number).is_some() { 1 } else { self.polls.every }
+    /// Of so many times that a thread comes to the end of a loop, it looks at the flag once; `None`: each time. It does so
+    /// behind each part of a loop that counts.
+    fn every(&self, number: usize) -> Option<u32> {
+        let is_counted = self.counted(number).is_some();
+        (!is_counted && self.polls.every > 1).then_some(self.polls.every)
     }
 
-    /// Declares what parts of loops need.
+    /// Declares what loops need that count, or whose turns are counted.
     pub(crate) fn declared(&self) -> String {
-        self.counted.iter().flatten().map(Counted::declared).collect()
+        let counts = (0..self.loops.len()).filter(|number| self.every(*number).is_some());
+        let counts = counts.map(|number| format!("	.reg .b32 %gpucr_left_{number};\n"));
+        counts.chain(self.counted.iter().flatten().map(Counted::declared)).collect()
+    }
+
+    /// What a loop has before its first turn.
+    pub(crate) fn first(&self, number: usize) -> String {
+        let every =
+            self.every(number).map(|every| format!("	mov.u32 %gpucr_left_{number}, {every};\n"));
+        every.unwrap_or_default()
+    }
+
+    /// What the end of a loop has before the flag is looked at.
+    pub(crate) fn not_yet(&self, number: usize) -> String {
+        let Some(every) = self.every(number) else { return String::new() };
+        let label = self.label(&self.loops[number]);
+        format!(
+            "	sub.u32 %gpucr_left_{number}, %gpucr_left_{number}, 1;
+	setp.ne.u32 %gpucr_is, %gpucr_left_{number}, 0;
+	@%gpucr_is bra {label};
+	mov.u32 %gpucr_left_{number}, {every};
+"
+        )
     }
 
     /// The number of the loop that begins at a label.

@@ -15,7 +15,7 @@ const MOST_LAUNCHES: u32 = 100;
 const READ: usize = 256;
 
 fn judged(text: &str) -> (String, Result<Aborted, [Inside; 2]>) {
-    let how = How { polls: Polls { every: 1, least: 12, meetings: 2 }, ..How::default() };
+    let how = How { polls: Polls { every: 1, least: 12, part: 12, meetings: 2 }, ..How::default() };
     let rewritten = rewrite_with(text, |_| true, how).expect("PTX");
     let [(_, Ok(twins))] = &rewritten.kernels[..] else { panic!("{:?}", rewritten.kernels) };
     (rewritten.text, twins.aborted.clone())

@@ -12,7 +12,7 @@ use support::{DYNAMIC, Memory, PLACE, Random, launch, module};
 const MOST_LAUNCHES: u32 = 400;
 
 /// Kernels here have few turns, so that they are asked at every other one of two copies.
-const OFTEN: Polls = Polls { every: 1, least: 48, meetings: 2 };
+const OFTEN: Polls = Polls { every: 1, least: 48, part: 48, meetings: 2 };
 
 fn judged(text: &str) -> (String, Result<AtBarriers, Inside>) {
     let how = How { polls: OFTEN, ..How::default() };

@@ -9,7 +9,7 @@ use gpucr_rewrite::{How, InLoops, Inside, Polls, Twins, control, rewrite, rewrit
 use support::{Memory, Random, kernel, launch, loops, module, texts};
 
 /// Each thread looks at the end of each loop of some instructions.
-const OFTEN: Polls = Polls { every: 1, least: 12, meetings: 1 };
+const OFTEN: Polls = Polls { every: 1, least: 12, part: 12, meetings: 1 };
 /// After so many launches nobody is interrupted any more.
 const MOST_LAUNCHES: u32 = 300;
 
@@ -122,7 +122,9 @@ impl Case<'_> {
         let mut saved = 0;
         for every in [1, 2 + random.below(5) as u32, 7 + random.below(200) as u32] {
             saved += self.interrupted(OFTEN, every, &expected).1;
-            saved += self.interrupted(Polls { every: 3, least: 40, ..OFTEN }, every, &expected).1;
+            saved += self
+                .interrupted(Polls { every: 3, least: 40, part: 120, ..OFTEN }, every, &expected)
+                .1;
         }
         saved += self.interrupted(Polls::default(), 2, &expected).1;
         self.flagged(random, &expected);
@@ -215,6 +217,64 @@ fn loops_that_count_are_run_in_parts() {
         assert_eq!(parts, 2, "{text}");
         case.compare(&mut random);
     }
+}
+
+/// The turns that the first loop has in a part, if it is run in parts.
+fn turns(text: &str) -> Option<u32> {
+    let text = twin(text, Polls::default()).0;
+    let (_, behind) = text.split_once("setp.gt.u32 %gpucr_is, %gpucr_near_0, ")?;
+    behind.split_once(';').map(|(turns, _)| turns.parse().expect("a number"))
+}
+
+#[test]
+fn parts_are_as_long_as_they_may_be() {
+    let cases = [
+        (32, ["add.s32 %c0, %c0, 1", "lt.s32 %p0, %c0, %c2"], ["-9", "50000"]),
+        (32, ["sub.u32 %c0, %c0, 1", "ne.u32 %p0, %c0, %c2"], ["50000", "9"]),
+        (32, ["add.s32 %c0, %c0, 1048576", "lt.s32 %p0, %c0, %c2"], ["-2147483000", "2146435000"]),
+        (64, ["add.s64 %c0, %c0, -3", "ge.s64 %p0, %c0, %c2"], ["100000", "-50000"]),
+    ];
+    for (bits, instructions, [first, limit]) in cases {
+        let text = counting(bits, instructions, first, limit);
+        let case = Case { text: &text, grid: [2, 1, 1], block: [9, 1, 1], words: 20, more: &[] };
+        let expected = case.expected();
+        for every in [1, 2, 3] {
+            let (launches, saved) = case.interrupted(Polls::default(), every, &expected);
+            assert!(launches > 1 && saved > 0, "{text}");
+        }
+    }
+}
+
+#[test]
+fn parts_take_little_time() {
+    let loops = |inside: &str, around: [&str; 2]| {
+        let [begin, end] = around;
+        kernel(&format!(
+            "	ld.param.u64 %rd5, [words]; mov.u32 %r11, 0;
+	{begin}
+	mov.u32 %r10, 0;
+NEXT:	{inside} add.u32 %r10, %r10, 1; setp.ne.u32 %p0, %r10, 999; @%p0 bra NEXT;
+	{end}
+	ret;"
+        ))
+    };
+    let [none, one] =
+        [["", ""], ["AGAIN:", "add.u32 %r11, %r11, 1; setp.ne.u32 %p1, %r11, 9; @%p1 bra AGAIN;"]];
+    // Full turns of what a compiler may have made of them.
+    assert_eq!(turns(&loops("", none)), Some((1 << 16) / 3 / 16 * 16));
+    assert_eq!(turns(&loops("add.u32 %r13, %r10, 7;", none)), Some(1 << 14));
+    assert_eq!(turns(&loops("ld.global.u32 %r12, [%rd5];", none)), Some((1 << 16) / 35 / 16 * 16));
+    let atomic = "atom.global.add.u32 %r12, [%rd5], 1;";
+    assert_eq!(turns(&loops(atomic, none)), Some((1 << 16) / 259 / 16 * 16));
+    assert_eq!(
+        turns(&loops("nanosleep.u32 9;", none)),
+        Some(15),
+        "fewer than a compiler makes of them"
+    );
+    // The loop inside is the second one.
+    let nested = twin(&loops("", one), Polls::default()).0;
+    let inside = format!("setp.gt.u32 %gpucr_is, %gpucr_near_1, {};", (1 << 14) / 3 / 16 * 16);
+    assert!(nested.contains(&inside) && !nested.contains("%gpucr_near_0"), "{nested}");
 }
 
 #[test]

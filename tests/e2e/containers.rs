@@ -100,6 +100,34 @@ fn first_child(pid: u32) -> Result<u32> {
     child.context("a child")
 }
 
+/// A program has gone from the root of its container to the host's, which is mounted there. gpucr would be at the root of the
+/// container, and execute what that has for a loader.
+#[test]
+fn nothing_of_a_container_is_executed_whose_program_is_at_the_root_of_the_host() -> Result<()> {
+    let lab = Lab::new();
+    // The root of the mounts is a directory in memory, which has programs and their loader; the host's is below that.
+    let script = r#"
+        mkdir root && mount --make-rprivate / && mount -t tmpfs tmpfs root && mkdir root/host root/old
+        for name in usr bin sbin lib lib64; do
+            if [ -L /$name ]; then ln -s usr/$name root/$name; else mkdir root/$name && mount --bind /$name root/$name; fi
+        done
+        mount --rbind / root/host && cd root && pivot_root . old && exec chroot host sh -c \
+            "cd \"$LAB\" && exec \"$GPUCR\" run --device soft -- \"$WORKLOAD\" sgd --step-delay-ms 20 > log 2>&1""#;
+    let mut command = in_a_container(&lab, script);
+    let mut program =
+        Started::spawn(command.env("LAB", lab.path(".")).stdin(std::process::Stdio::null()))?;
+    let log = || std::fs::read_to_string(lab.path("log")).unwrap_or_default();
+    until("it is at work", || log().contains("step "))?;
+    let outer = first_child(first_child(program.id())?)?;
+    let output = lab.run(["dump", "--pid", &outer.to_string(), "-o", "image"])?;
+    refused(&output, 1, &["root directory", "Nothing was changed"])?;
+    let before = log().len();
+    until("it goes on", || log().len() > before)?;
+    rustix::process::kill_process(pid(outer)?, rustix::process::Signal::KILL)?;
+    ensure!(program.wait()?.code() == Some(128 + libc::SIGKILL));
+    Ok(())
+}
+
 /// What is open from outside of its mounts CRIU cannot name.
 #[test]
 fn streams_from_outside_of_the_mounts_are_refused_by_name() -> Result<()> {

@@ -167,6 +167,26 @@ impl Pair {
         Ok(pair)
     }
 
+    /// The destination as another host is: in a pid namespace that is there before gpucr is, with mounts and a network of its
+    /// own. It stays when gpucr has ended, since the program lives in it, and waits for that.
+    pub fn destination_in_namespaces(&self) -> Command {
+        const INIT: &str = "mount -t proc proc /proc && \"$@\"; while :; do sleep 1; done";
+        let inner = &self.destination;
+        let mut command = Command::new("unshare");
+        command.args(["--pid", "--mount", "--fork", "--kill-child", "sh", "-c", INIT, "sh"]);
+        command.arg(inner.get_program()).args(inner.get_args());
+        command.current_dir(inner.get_current_dir().unwrap_or(".".as_ref()));
+        for (name, value) in inner.get_envs() {
+            value.map(|value| command.env(name, value));
+        }
+        connect(&mut command, &self.sockets[1]);
+        // SAFETY: it makes system calls alone.
+        unsafe {
+            command.pre_exec(own_network);
+        }
+        command
+    }
+
     /// Lets both sides come to their end. The program is reaped when it ends, as its parent would do.
     ///
     /// # Errors

@@ -12,7 +12,9 @@ import statistics
 import sys
 import time
 
-PROGRAMS = pathlib.Path(__file__).resolve().parents[3] / "softcuda" / "tests" / "programs" / "programs.ptx"
+HOME = pathlib.Path(__file__).resolve().parents[3]
+PROGRAMS = HOME / "softcuda" / "tests" / "programs" / "programs.ptx"
+ATTENTION = HOME / "rewrite" / "benches" / "attention.ptx"
 LOOP = """.version 8.0
 .target sm_80
 .address_size 64
@@ -196,7 +198,7 @@ def again(device, args):
 
 
 def cost(device, args):
-    n, bodies = ctypes.c_uint32(8192), ctypes.c_uint32(1 << 19)
+    n, bodies, keys = ctypes.c_uint32(8192), ctypes.c_uint32(1 << 19), ctypes.c_uint32(1 << 14)
     a, b, c = (device.memory(n.value**2, seed) for seed in range(3))
     text = PROGRAMS.read_text()
     kernels = [
@@ -206,6 +208,7 @@ def cost(device, args):
         ("wave", WAVE, 1320, 1024, [a, ctypes.c_uint32(2_000_000)]),
         ("matmul", text, (n.value // 16) ** 2, 256, [a, b, c, n]),
         ("n_body", text, bodies.value // 128, 128, [a, b, bodies]),
+        ("attention", ATTENTION.read_text(), (1 << 20) // 128, 128, [a, b, c, device.memory(1 << 25, 3), keys]),
     ]
     for name, text, grid, block, params in kernels:
         function = device.kernel(text, name)

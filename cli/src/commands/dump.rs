@@ -34,8 +34,9 @@ pub(crate) fn run(args: &DumpArgs) -> Outcome {
     if args.inside.is_none()
         && let Some(entry) = namespace::entry(args.pid).map_err(Error::from)?
     {
-        return inside::run_dump(entry, &signals);
+        return inside::run_dump(&entry, &signals);
     }
+    let outside = inside::begin(args.inside, args.first_process)?;
     let options = options::options(args, signals.stop)?;
     if args.dry_run {
         let blockers = dump::blockers(&options);
@@ -44,13 +45,13 @@ pub(crate) fn run(args: &DumpArgs) -> Outcome {
     }
     let events = Events::open(args.events.as_deref())?;
     if let Some(interval) = args.every {
-        return repeat::run(args, options, &events, interval);
+        return repeat::run(args, options, (&events, outside.as_ref()), interval);
     }
     let mut metrics = Metrics::new(args.metrics.as_deref(), "dump");
     let traces = Traces::open(args.traces.as_deref(), "dump")?;
     // Better before the dump than after it.
     let timeline = args.timeline.as_deref().map(prepare_timeline).transpose()?;
-    let outcome = once::dump(args, &options, &events, (&mut metrics, &traces));
+    let outcome = once::dump(args, &options, (&events, outside.as_ref()), (&mut metrics, &traces));
     // The timeline of a dump that failed is written too.
     let written = timeline.map_or(Ok(()), |output| {
         write_timeline(output, &options.timeline, about::facts(args.pid, &outcome))

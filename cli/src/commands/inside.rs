@@ -1,20 +1,23 @@
 //! A dump or migration of a program that lives in a pid namespace of its own: CRIU has to see the pids that the program sees.
 //! The command is run again there, in a container with the mounts that it has here.
 
+mod child;
+mod held;
+
 use std::ffi::{OsStr, OsString};
-use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::io;
+use std::net::Shutdown;
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
-use std::process::{Command, ExitCode};
-use std::sync::Arc;
-use std::time::Duration;
+use std::process::{Command, ExitCode, ExitStatus};
 
-use gpucr_core::Progress;
-use gpucr_core::namespace::{self, Entry};
-use gpucr_core::phase::Phase;
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
+use gpucr_core::namespace::{self, Entry, HeldProcess};
+use gpucr_core::{image, shield};
 
-use crate::commands::{Outcome, io_error, note};
+use held::Asked;
+pub(crate) use held::Outside;
+
+use crate::commands::{Outcome, io_error};
 use crate::failure::{CliError, FAILED};
 use crate::inherited;
 use crate::signals::SignalPlan;
@@ -30,115 +33,90 @@ pub(crate) fn again(name: &str, more: &[&OsStr]) -> Command {
 }
 
 /// Runs this command again in the namespace to which this leads.
-pub(crate) fn run(name: &str, entry: Entry, signals: &SignalPlan) -> Outcome {
-    run_with(again(name, &["--inside".as_ref(), entry.inner.to_string().as_ref()]), entry, signals)
+pub(crate) fn run(name: &str, entry: &Entry, signals: &SignalPlan) -> Outcome {
+    let command = again(name, &["--inside".as_ref(), entry.inner.to_string().as_ref()]);
+    told(wait_for(command, entry, signals)?, entry)
 }
 
 /// The same for a dump, which may end what the first process of a container waits for: that would end with it, and all
 /// processes there with that, before the dump is over. So it is held up for so long.
-pub(crate) fn run_dump(entry: Entry, signals: &SignalPlan) -> Outcome {
-    let failed = io_error("cannot hold the first process of the container up");
-    let first = entry.first_process().filter(|_| entry.is_of_container());
-    let Some(first) = first.and_then(|pid| Pid::from_raw(pid as i32)) else {
-        return run("dump", entry, signals);
+pub(crate) fn run_dump(entry: &Entry, signals: &SignalPlan) -> Outcome {
+    let failed = || io_error("cannot hold the first process of the container up");
+    let first = match entry.is_of_container() {
+        true => entry.first_process().map_err(failed())?,
+        false => None,
     };
-    let prepared = pidfd_open(first, PidfdFlags::empty());
-    let prepared = prepared.map_err(io::Error::from).and_then(|it| Ok((it, UnixStream::pair()?)));
-    let (first, (ours, theirs)) = prepared.map_err(failed)?;
+    let Some(first) = first else { return run("dump", entry, signals) };
+    let (ours, theirs) = UnixStream::pair().map_err(failed())?;
     // A number that is not one of the standard streams.
-    let theirs = rustix::io::fcntl_dupfd_cloexec(&theirs, 3).map_err(io::Error::from);
-    let theirs = theirs.map_err(io_error("cannot hold the first process of the container up"))?;
+    let theirs = rustix::io::fcntl_dupfd_cloexec(&theirs, 3);
+    let theirs = theirs.map_err(|error| failed()(error.into()))?;
     let (inner, number) = (entry.inner.to_string(), theirs.as_raw_fd().to_string());
     let more = ["--inside", &inner, "--first-process", &number].map(OsStr::new);
     let mut command = again("dump", &more);
     inherited::let_through(&mut command, &[&theirs]);
-    std::thread::spawn(move || hold_up(&ours, &first));
-    let done = run_with(command, entry, signals);
-    drop(theirs);
-    done
-}
-
-/// Stops a process when this is asked for, and lets it go on when nobody is left who could have asked.
-fn hold_up(mut asked: &UnixStream, process: &OwnedFd) {
-    let mut byte = [0];
-    while asked.read(&mut byte).is_ok_and(|read| read > 0) {
-        // One that has ended needs none.
-        let _ = pidfd_send_signal(process, Signal::STOP);
-        if asked.write_all(&byte).is_err() {
-            break;
-        }
+    let (status, asked) = std::thread::scope(|scope| {
+        let attending = std::thread::Builder::new();
+        let attending = attending.spawn_scoped(scope, || held::attend(&ours, &first))?;
+        let status = wait_for(command, entry, signals);
+        // Whoever it has started that lives longer has no copy. This is not to depend on that.
+        ours.shutdown(Shutdown::Both)?;
+        // Only now does the first process go on: this command must not end before that.
+        let asked = attending.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        Ok::<_, io::Error>((status, asked))
+    })
+    .map_err(failed())?;
+    let status = status?;
+    if status.code().is_none() {
+        remove_unfinished(&first, asked);
     }
-    let _ = pidfd_send_signal(process, Signal::CONT);
+    told(status, entry)
 }
 
-fn run_with(mut command: Command, entry: Entry, signals: &SignalPlan) -> Outcome {
+/// Removes what there is of an image if all of the container has ended, and the watchdog with it.
+fn remove_unfinished(first: &HeldProcess, asked: Asked) {
+    if let Some((target, pid)) = asked.writing
+        && first.has_ended().unwrap_or(false)
+    {
+        image::remove_unfinished(&target, pid);
+    }
+}
+
+fn wait_for(
+    mut command: Command,
+    entry: &Entry,
+    signals: &SignalPlan,
+) -> Result<ExitStatus, CliError> {
     let mut child = namespace::spawn_in(entry, &mut command)
         .map_err(io_error("cannot enter the pid namespace of the program"))?;
-    signals.pass_to(child.id());
-    let status = child.wait();
-    signals.keep();
-    match status.map_err(io_error("cannot wait for the gpucr that was started there"))?.code() {
-        Some(code) => Ok(ExitCode::from(code as u8)),
-        None => Err(CliError::new(
-            FAILED,
-            "the gpucr that was started in the program's pid namespace was \
-        killed"
-                .to_owned(),
-        )
-        .state("The program keeps running, or its image is complete.")),
-    }
+    child::wait(&mut child, signals)
+        .map_err(io_error("cannot wait for the gpucr that was started there"))
 }
 
-/// How long the command outside may take to stop a process.
-const PATIENCE: Duration = Duration::from_secs(5);
-
-/// Inside: shows progress as before, and has the first process of the namespace held up when the program is about to be
-/// ended.
-pub(crate) fn holding_first(number: i32, progress: Arc<dyn Progress>) -> Arc<dyn Progress> {
-    let socket = inherited::take(number).map(UnixStream::from);
-    match socket.and_then(|it| it.set_read_timeout(Some(PATIENCE)).map(|()| it)) {
-        Ok(socket) => Arc::new(HoldingFirst { socket, progress }),
-        Err(error) => {
-            note!("gpucr: --first-process is for gpucr's own use: {error}");
-            progress
-        }
+/// Inside: to be called before anything else is done. Others there may have the same user.
+///
+/// # Errors
+/// What the command outside has given is not a descriptor.
+pub(crate) fn begin(
+    inside: Option<u32>,
+    outside: Option<i32>,
+) -> Result<Option<Outside>, CliError> {
+    if inside.is_some() {
+        shield::shield().map_err(io_error("cannot keep others from what gpucr holds"))?;
     }
+    let outside = outside.map(Outside::take).transpose();
+    outside.map_err(io_error("--first-process is for gpucr's own use"))
 }
 
-struct HoldingFirst {
-    socket: UnixStream,
-    progress: Arc<dyn Progress>,
-}
-
-impl HoldingFirst {
-    fn hold(&self) -> io::Result<()> {
-        let mut socket = &self.socket;
-        socket.write_all(b"s")?;
-        socket.read_exact(&mut [0])?;
-        // If the command outside dies nobody else lets it go on.
-        let ended = self.socket.try_clone()?;
-        ended.set_read_timeout(None)?;
-        std::thread::spawn(move || {
-            let _ = (&ended).read(&mut [0]);
-            kill_process(Pid::INIT, Signal::CONT)
-        });
-        Ok(())
+/// What becomes of this command when that one has ended so.
+fn told(status: ExitStatus, entry: &Entry) -> Outcome {
+    if let Some(code) = status.code() {
+        return Ok(ExitCode::from(code as u8));
     }
-}
-
-impl Progress for HoldingFirst {
-    fn phase(&self, name: &'static str, bytes: Option<u64>) {
-        if name == Phase::Commit.name()
-            && let Err(error) = self.hold()
-        {
-            note!(
-                "gpucr: this command may end with the container, though the image is complete: {error}"
-            );
-        }
-        self.progress.phase(name, bytes);
-    }
-
-    fn advance(&self, bytes: u64) {
-        self.progress.advance(bytes);
-    }
+    let what = "the gpucr that was started in the program's pid namespace was killed";
+    let state = match entry.process().has_ended() {
+        Ok(false) => "The program keeps running, or its image is complete.",
+        _ => "The program has ended. There is no image unless it was complete.",
+    };
+    Err(CliError::new(FAILED, what.to_owned()).state(state))
 }

@@ -43,8 +43,12 @@ pub(crate) fn run(args: &MigrateArgs) -> Outcome {
     if args.inside.is_none()
         && let Some(entry) = namespace::entry(pid).map_err(Error::from)?
     {
-        return inside::run("migrate", entry, &signals);
+        if entry.is_of_container() {
+            return Err(Error::ContainerStays { pid }.into());
+        }
+        return inside::run("migrate", &entry, &signals);
     }
+    inside::begin(args.inside, None)?;
     let timeline = args.timeline.as_deref().map(prepare_timeline).transpose()?;
     let sign = args.sign.as_deref().map(PrivateKey::read).transpose().map_err(Error::from)?;
     let wishes = Wishes {

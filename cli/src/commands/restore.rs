@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use gpucr_core::restore::{self, GoesOn, Happened, Options, Program};
+use gpucr_core::restore::{self, AtHand, GoesOn, Happened, Options, Program};
 use gpucr_core::{sharing, verify};
 use rustix::process::{Pid, WaitId, WaitIdOptions, WaitOptions};
 use serde_json::json;
@@ -26,7 +26,7 @@ use self::setup::{
     say_network, say_restored, say_unread, settled_by_watchdog, told,
 };
 pub(crate) use args::RestoreArgs;
-pub(crate) use hold::{Held, hand_memory, hold_back};
+pub(crate) use hold::{Held, go_on, hand_memory, hold_back, stand_by};
 pub(crate) use setup::network_at;
 pub(crate) use streams::{Streams, give};
 
@@ -47,6 +47,12 @@ pub(crate) fn run(args: &RestoreArgs) -> Outcome {
     if args.new_pids || args.root.is_some() {
         return namespace::run(args);
     }
+    let at_hand = match args.stand_by.map(hold::wait_for_image).transpose() {
+        Ok(None) => AtHand::default(),
+        Ok(Some(Some(at_hand))) => at_hand,
+        Ok(Some(None)) => return Ok(ExitCode::SUCCESS),
+        Err(error) => return Err(io_error("--stand-by is for gpucr's own use")(error)),
+    };
     let network = network(args)?;
     let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
     signals.settle_at_last(settled_by_watchdog);
@@ -72,7 +78,7 @@ pub(crate) fn run(args: &RestoreArgs) -> Outcome {
     let share = holder(args)?;
     let held_by = held_by(args)?;
     let options = options(args, held_by.as_ref(), share, &signals, goes_on)?;
-    let options = Options { network, ..options };
+    let options = Options { network, at_hand: Arc::new(at_hand), ..options };
     let restored = restore::restore(options, progress(args, &events));
     let mut program = match told(args, (&events, &traces), restored, Program::report) {
         Err(failure) if held_by.is_some_and(|by| by.hears(&failure)) => {

@@ -96,7 +96,8 @@ fn about_program(error: &Error) -> Help {
             "all processes of a program in a container have to see the same mounts: dump each part with a --pid of its own"
         }
         Error::FirstOfContainer { .. } => {
-            "start it below another one, which gpucr can leave out: with `gpucr run` as the container's entry point, or              `podman run --init` (docker too)"
+            "start it below another one, which gpucr can leave out: with `gpucr run` as the container's entry point, or \
+             `podman run --init` (docker too)"
         }
         Error::ContainerStays { .. } => {
             "dump it, and restore the image at the other host: gpucr restore --root DIR IMAGE"
@@ -114,11 +115,37 @@ fn about_program(error: &Error) -> Help {
         Error::Container(ContainerError::NoSuchMount { .. }) => {
             "`gpucr inspect` lists the places at which something was mounted"
         }
+        Error::Container(ContainerError::OwnMounts { pid }) => {
+            return Some(
+                format!("run gpucr with the same mounts: nsenter --target {pid} --mount gpucr …")
+                    .into(),
+            );
+        }
+        Error::Container(ContainerError::Overmounted { .. }) => {
+            "unmount one of the two in the container, or do not mount both: a restore can name only what is seen"
+        }
+        Error::Container(ContainerError::Deleted { .. }) => {
+            "mount it anew: what a restore mounts in its place has to be there"
+        }
+        Error::Container(ContainerError::ThroughProc { .. }) => {
+            "name the directory by a path outside of /proc, such as what `podman mount` prints (for docker, `MergedDir` of \
+             `docker inspect`)"
+        }
+        Error::Container(ContainerError::OtherRoot { .. }) => {
+            "the image was altered, or made by something else: use one that gpucr has made"
+        }
         Error::Container(ContainerError::Chrooted { .. }) => {
-            "gpucr saves programs from outside whose root was changed by pivot_root(2), as container runtimes do; after              chroot(2), run a gpucr that is installed below that root"
+            "gpucr saves programs from outside whose root was changed by pivot_root(2), as container runtimes do; after \
+             chroot(2), run a gpucr that is installed below that root"
         }
         Error::Entry(EntryError::MayTrace { .. }) => {
             "start the container without that capability (--cap-drop SYS_PTRACE), or run a gpucr that is installed in it"
+        }
+        Error::Entry(EntryError::Unknown { .. }) => {
+            "run gpucr as root with all capabilities, or try again"
+        }
+        Error::Entry(EntryError::Restless { .. }) => {
+            "try again when the container is less busy, or run a gpucr that is installed in it"
         }
         Error::Network(_) => {
             "name one as `ip netns add NAME` makes it, /run/netns/NAME, or that of a process, /proc/PID/ns/net"

@@ -3,13 +3,17 @@
 //! What is no regular file is not opened: to open a device may do something, a FIFO or a device may have no end,
 //! and may never say anything.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, ResolveFlags};
+use rustix::io::Errno;
+
+/// How often a path is looked up again in which something was being renamed.
+const ATTEMPTS: u32 = 64;
 
 /// Opens a regular file for reading.
 ///
@@ -19,12 +23,58 @@ pub fn open_regular(path: &Path) -> io::Result<File> {
     // This descriptor opens nothing yet, and whatever becomes of the name, it is the same file.
     let named: OwnedFd =
         rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-    let kind = FileType::from_raw_mode(rustix::fs::fstat(&named)?.st_mode);
-    if kind != FileType::RegularFile {
-        let what = format!("it is {}, not a regular file", name(kind));
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+    open_if_regular(&named, OFlags::RDONLY | OFlags::CLOEXEC)
+}
+
+/// Opens a regular file that is in a directory itself, and no link. What is none is not opened: that may do something.
+///
+/// # Errors
+/// It is not there, is a link (`ELOOP`), or `InvalidInput` if it is no regular file.
+pub(crate) fn open_regular_in(
+    directory: BorrowedFd<'_>,
+    name: &OsStr,
+    flags: OFlags,
+) -> io::Result<File> {
+    let only_name = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let named = rustix::fs::openat(directory, name, only_name, Mode::empty())?;
+    open_if_regular(&named, flags | OFlags::NONBLOCK | OFlags::CLOEXEC)
+}
+
+/// openat2(2), once more where something on the way is being renamed: the kernel cannot tell then that nothing leads
+/// outside.
+///
+/// # Errors
+/// As openat2(2).
+pub(crate) fn open_below(
+    root: BorrowedFd<'_>,
+    path: &Path,
+    flags: OFlags,
+    resolve: ResolveFlags,
+) -> io::Result<OwnedFd> {
+    for _ in 0..ATTEMPTS {
+        match rustix::fs::openat2(root, path, flags, Mode::empty(), resolve) {
+            Err(Errno::AGAIN) => std::thread::yield_now(),
+            found => return Ok(found?),
+        }
     }
-    File::open(format!("/proc/self/fd/{}", named.as_raw_fd()))
+    Err(Errno::AGAIN.into())
+}
+
+/// Opens the file that a descriptor names, which opens nothing itself.
+///
+/// # Errors
+/// It is a link (`ELOOP`), or `InvalidInput` if it is no regular file.
+fn open_if_regular(named: &OwnedFd, flags: OFlags) -> io::Result<File> {
+    match FileType::from_raw_mode(rustix::fs::fstat(named)?.st_mode) {
+        FileType::RegularFile => {}
+        FileType::Symlink => return Err(Errno::LOOP.into()),
+        kind => {
+            let what = format!("it is {}, not a regular file", name(kind));
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+        }
+    }
+    let path = format!("/proc/self/fd/{}", named.as_raw_fd());
+    Ok(rustix::fs::open(path, flags, Mode::empty())?.into())
 }
 
 /// A directory, and the name of a file in it, to which no symbolic link leads: whoever can rename directories on the way
@@ -49,8 +99,11 @@ impl Place {
         if root.as_raw_fd() != CWD.as_raw_fd() {
             resolve |= ResolveFlags::IN_ROOT;
         }
-        let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
-        let directory = rustix::fs::openat2(root, parent, flags, Mode::empty(), resolve)?;
+        // What is in the root itself has no other name there. In this process's own tree it would be relative.
+        let is_tree = resolve.contains(ResolveFlags::IN_ROOT);
+        let is_in_root = is_tree && parent.as_os_str().is_empty();
+        let parent = if is_in_root { Path::new(".") } else { parent };
+        let directory = open_below(root, parent, flags, resolve)?;
         Ok(Self { directory, name })
     }
 
@@ -59,21 +112,12 @@ impl Place {
         self.directory.as_fd()
     }
 
-    /// Opens the file, which is there and a regular one. Its open does not wait for anything.
+    /// Opens the file, which is there and a regular one. What is none is not opened: that may do something.
     ///
     /// # Errors
     /// It is not there, is a link (`ELOOP`), or `InvalidInput` if it is no regular file.
     pub(crate) fn open(&self, flags: OFlags) -> io::Result<File> {
-        let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let file: File =
-            rustix::fs::openat(&self.directory, self.name.as_os_str(), flags, Mode::empty())?
-                .into();
-        let kind = FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode);
-        if kind != FileType::RegularFile {
-            let what = format!("it is {}, not a regular file", name(kind));
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
-        }
-        Ok(file)
+        open_regular_in(self.directory(), &self.name, flags)
     }
 
     /// Device and inode of what is there, be it a link.
@@ -169,6 +213,72 @@ mod tests {
             let error = open_regular(path).expect_err("it is no file");
             assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{path:?}: {error}");
         }
+    }
+
+    /// To open a device may do something: it is looked at first what is there.
+    #[test]
+    fn what_is_no_file_at_a_place_is_not_opened_for_a_moment() {
+        use rustix::fs::inotify;
+        let dir = tempfile::tempdir().expect("a directory");
+        let fifo = dir.path().join("fifo");
+        rustix::fs::mknodat(CWD, &fifo, FileType::Fifo, Mode::RWXU, 0).expect("made");
+        let file = dir.path().join("file");
+        std::fs::write(&file, b"12345").expect("written");
+        std::os::unix::fs::symlink(&file, dir.path().join("link")).expect("made");
+        let watch = inotify::init(inotify::CreateFlags::NONBLOCK).expect("a watch");
+        for path in [&fifo, &file] {
+            inotify::add_watch(&watch, path, inotify::WatchFlags::OPEN).expect("watched");
+        }
+        let mut seen = [0; 4096];
+        for name in ["fifo", "link"] {
+            for flags in [OFlags::RDONLY, OFlags::RDWR] {
+                let place = Place::find(CWD, &dir.path().join(name)).expect("it is there");
+                let error = place.open(flags).expect_err("it is no file");
+                let is_link = error.raw_os_error() == Some(Errno::LOOP.raw_os_error());
+                assert_eq!(is_link, name == "link", "{error}");
+                assert_eq!(error.kind() == io::ErrorKind::InvalidInput, name == "fifo", "{error}");
+            }
+        }
+        assert_eq!(rustix::io::read(&watch, &mut seen), Err(Errno::AGAIN), "none was opened");
+        let mut text = String::new();
+        let place = Place::find(CWD, &file).expect("it is there");
+        place.open(OFlags::RDWR).and_then(|mut file| file.read_to_string(&mut text)).expect("read");
+        assert_eq!(text, "12345");
+        assert!(rustix::io::read(&watch, &mut seen).is_ok(), "it is seen when one is");
+    }
+
+    #[test]
+    fn a_bare_name_is_one_below_a_root_alone() {
+        let dir = tempfile::tempdir().expect("a directory");
+        std::fs::write(dir.path().join("file"), b"12345").expect("written");
+        let root = File::open(dir.path()).expect("opened");
+        let place = Place::find(root.as_fd(), Path::new("file")).expect("it is in the root");
+        place.open(OFlags::RDONLY).expect("it is there");
+        assert!(Place::find(CWD, Path::new("Cargo.toml")).is_err(), "it is relative");
+    }
+
+    /// To look up `..` fails for a moment in which anything is renamed.
+    #[test]
+    fn a_place_is_found_while_things_are_renamed() {
+        let dir = tempfile::tempdir().expect("a directory");
+        std::fs::create_dir_all(dir.path().join("a/b")).expect("made");
+        std::fs::write(dir.path().join("a/file"), b"12345").expect("written");
+        let root = File::open(dir.path()).expect("opened");
+        let done = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let names = ["one", "two"].map(|name| dir.path().join(name));
+                std::fs::create_dir(&names[0]).expect("made");
+                while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                    std::fs::rename(&names[0], &names[1]).expect("renamed");
+                    std::fs::rename(&names[1], &names[0]).expect("renamed");
+                }
+            });
+            let found = (0..2000).map(|_| Place::find(root.as_fd(), Path::new("/a/b/../file")));
+            let failed = found.filter(Result::is_err).count();
+            done.store(true, std::sync::atomic::Ordering::Relaxed);
+            assert_eq!(failed, 0);
+        });
     }
 
     #[test]

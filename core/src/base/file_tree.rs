@@ -10,12 +10,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
-use rustix::io::Errno;
 
-use super::careful::Place;
-
-/// How often a path is looked up again in which something was being renamed.
-const ATTEMPTS: u32 = 64;
+use super::careful::{self, Place};
 
 /// A root directory, from which paths are looked up.
 #[derive(Debug, Clone, Default)]
@@ -40,17 +36,13 @@ impl FileTree {
     /// # Errors
     /// It is no directory, or may not be looked at.
     pub fn below(path: &Path) -> io::Result<Self> {
-        Self::with_mounts(path, Vec::new())
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Ok(Self::of(rustix::fs::open(path, flags, Mode::empty())?, Vec::new()))
     }
 
-    /// The same with something else at some places. Links lead from none of them to another.
-    ///
-    /// # Errors
-    /// As [`below`](Self::below).
-    pub fn with_mounts(path: &Path, mounts: Vec<(PathBuf, OwnedFd)>) -> io::Result<Self> {
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let root = rustix::fs::open(path, flags, Mode::empty())?;
-        Ok(Self(Some(Arc::new(Other { root, mounts }))))
+    /// The one with this root directory, and something else at some places. Links lead from none of them to another.
+    pub fn of(root: OwnedFd, mounts: Vec<(PathBuf, OwnedFd)>) -> Self {
+        Self(Some(Arc::new(Other { root, mounts })))
     }
 
     /// The root directory; none if it is that of this process.
@@ -102,14 +94,7 @@ impl FileTree {
             return Ok(root.try_clone_to_owned()?.into());
         }
         let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS | more;
-        for _ in 0..ATTEMPTS {
-            match rustix::fs::openat2(root, rest, flags, Mode::empty(), resolve) {
-                // The kernel could not make sure that nothing leads outside.
-                Err(Errno::AGAIN) => std::thread::yield_now(),
-                found => return Ok(found?.into()),
-            }
-        }
-        Err(Errno::AGAIN.into())
+        Ok(careful::open_below(root, rest, flags, resolve)?.into())
     }
 
     /// What is known of what a path names, whose links are followed.
@@ -159,9 +144,8 @@ mod tests {
         tree.find_without_links(Path::new("/absolute")).expect_err("it is a link");
         assert!(FileTree::below(&root.join("etc/passwd")).is_err(), "it is a file");
         // Something else at a place.
-        let secret = File::open(dir.path()).expect("opened");
-        let tree = FileTree::with_mounts(&root, vec![("/etc".into(), secret.into())]);
-        let tree = tree.expect("it is one");
+        let open = |path| OwnedFd::from(File::open(path).expect("opened"));
+        let tree = FileTree::of(open(root.as_path()), vec![("/etc".into(), open(dir.path()))]);
         let found = |path: &str| tree.metadata(Path::new(path)).map(|meta| meta.len());
         assert_eq!(found("/etc/secret").expect("it is there"), 7);
         assert!(tree.metadata(Path::new("/etc")).expect("it is there").is_dir());

@@ -22,6 +22,7 @@ use crate::engine::cuda_process::{CudaProcess, HasCopies, resume_all};
 use crate::engine::migrate::record::{Record, State};
 use crate::host::criu::{self, Keep};
 use crate::host::process::{ProcessInfo, kill_trees};
+use crate::host::shield::shield;
 use crate::image::{self, library};
 
 /// The hidden subcommand of `gpucr` that is the watchdog.
@@ -239,6 +240,10 @@ impl HasCopies for Watchdog {
 /// # Errors
 /// None: what it cannot do it tries again, for as long as a process lives that needs it.
 pub fn main() -> io::Result<()> {
+    // It holds memory of programs, and may be where others have the same user.
+    if let Err(error) = shield() {
+        tracing::debug!(%error, "others may see what is open here");
+    }
     let mut connection = helper::connection();
     let (mut cuda_processes, mut unfinished, mut restoring) = (Vec::new(), None, Vec::new());
     let (mut at_work, mut migrating, mut memory) = (None, None, Vec::new());

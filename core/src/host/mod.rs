@@ -4,4 +4,6 @@ pub mod container;
 pub mod criu;
 pub mod namespace;
 pub mod network;
+mod ns;
 pub mod process;
+pub mod shield;

@@ -291,6 +291,9 @@ impl Manifest {
         if self.carried.iter().any(|carried| !carried.path.is_absolute()) {
             return Err("a carried file has no absolute path");
         }
+        if self.required.iter().any(|required| !required.path.is_absolute()) {
+            return Err("a file that the program needs has no absolute path");
+        }
         let sizes = || self.carried.iter().map(|carried| carried.file.size);
         if sizes().any(|size| size > MAX_IN_MEMORY) || sizes().sum::<u64>() > MAX_CARRIED {
             return Err("the files that it carries are too large");

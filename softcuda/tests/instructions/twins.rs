@@ -61,7 +61,7 @@ enum Left {
 impl Twins {
     pub(crate) fn of(job: &Job, level: Level) -> Twins {
         // Each thread looks at each end of a loop of some instructions.
-        let polls = Polls { every: 1, least: 12, meetings: 1 };
+        let polls = Polls { every: 1, least: 12, part: 12, meetings: 1 };
         let rewritten =
             rewrite_with(&job.ptx, |_| true, How { polls, ..How::default() }).expect("PTX");
         let kernels = rewritten.kernels.into_iter();

@@ -4,7 +4,7 @@ use gpucr_core::dump::{self, Options, Report};
 use serde_json::json;
 
 use super::args::DumpArgs;
-use crate::commands::inside;
+use crate::commands::inside::Outside;
 use crate::display;
 use crate::events::Events;
 use crate::metrics::{Metrics, Value};
@@ -15,13 +15,13 @@ use std::time::Instant;
 pub(super) fn dump(
     args: &DumpArgs,
     options: &Options,
-    events: &Events,
+    (events, outside): (&Events, Option<&Outside>),
     (metrics, traces): (&mut Metrics, &Traces),
 ) -> Result<Report, gpucr_core::Failure> {
     let begin = Instant::now();
     let progress = events.following(display::progress(args.json));
-    let progress = match args.first_process.filter(|_| !options.leave_running) {
-        Some(number) => inside::holding_first(number, progress),
+    let progress = match outside {
+        Some(outside) => outside.following(options, progress),
         None => progress,
     };
     let mut outcome = dump::dump(options, &progress);

@@ -13,6 +13,7 @@ use super::args::DumpArgs;
 use super::once;
 use super::options::destination;
 use super::tell::tell;
+use crate::commands::inside::Outside;
 use crate::commands::{Outcome, note, say};
 use crate::events::Events;
 use crate::metrics::Metrics;
@@ -29,7 +30,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub(super) fn run(
     args: &DumpArgs,
     mut options: Options,
-    events: &Events,
+    (events, outside): (&Events, Option<&Outside>),
     interval: Duration,
 ) -> Outcome {
     let mut series = Series::begin(args.own_pid(), interval, options.stop.clone())?;
@@ -38,7 +39,7 @@ pub(super) fn run(
     let traces = Traces::open(args.traces.as_deref(), "dump")?;
     while series.wait() {
         options.target = Target::Image(destination(args)?);
-        match once::dump(args, &options, events, (&mut metrics, &traces)) {
+        match once::dump(args, &options, (events, outside), (&mut metrics, &traces)) {
             Ok(report) => {
                 series.took(report.image.clone());
                 if args.json {

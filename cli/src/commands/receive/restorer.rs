@@ -11,7 +11,7 @@ use gpucr_core::network::NetworkNamespace;
 use gpucr_core::restore::{LoadedMemory, OutputFiles};
 
 use super::relay::{Files, Relay, brought};
-use crate::commands::restore::{Held, give, hand_memory, hold_back, outputs};
+use crate::commands::restore::{Held, give, go_on, hand_memory, hold_back, outputs, stand_by};
 use crate::inherited::let_through;
 use crate::output;
 use crate::signals::SignalPlan;
@@ -33,6 +33,34 @@ pub(super) struct Restorer<'s> {
     made: Option<(Child, Held)>,
     /// What relays the program's standard streams.
     relay: Option<Relay>,
+    /// A restore that waits for its image.
+    standing_by: Option<StandingBy>,
+}
+
+/// See [`Restore::stand_by`].
+struct StandingBy {
+    restore: Child,
+    held: Held,
+    /// Where it awaits its device memory.
+    awaits: UnixStream,
+    /// Where it is told that its image is there.
+    image: UnixStream,
+}
+
+impl StandingBy {
+    /// Whether none of its threads has one of these ids, which the program needs.
+    fn leaves_free(&self, threads: &[u32]) -> bool {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.restore.id()));
+        let ids = tasks.into_iter().flatten().flatten();
+        let mut ids = ids.filter_map(|task| task.file_name().to_str()?.parse().ok());
+        !ids.any(|id: u32| threads.contains(&id))
+    }
+
+    /// Ends it. It has made nothing.
+    fn end(mut self) {
+        let _ = self.restore.kill();
+        let _ = self.restore.wait();
+    }
 }
 
 impl<'s> Restorer<'s> {
@@ -42,7 +70,8 @@ impl<'s> Restorer<'s> {
         network: Option<NetworkNamespace>,
     ) -> Self {
         let (files, memory, awaits) = ([None, None, None], None, None);
-        Self { signals, outputs, network, files, memory, awaits, made: None, relay: None }
+        let (made, relay, standing_by) = (None, None, None);
+        Self { signals, outputs, network, files, memory, awaits, made, relay, standing_by }
     }
 
     /// What relays the standard streams of the program, which runs: the link is its own from now on.
@@ -131,6 +160,37 @@ impl<'s> Restorer<'s> {
         Ok(child)
     }
 
+    /// Starts a restore that waits for its image.
+    fn start_standing_by(
+        &mut self,
+        record: &Record,
+        driver: &[u8; 32],
+    ) -> Result<StandingBy, String> {
+        let mut command = self.command(record)?;
+        let (held, holds) = hold_back(&mut command).map_err(not_started)?;
+        command.arg("--tell-holder");
+        let (awaits, memory) = hand_memory(&mut command).map_err(not_started)?;
+        let (image, waits) = stand_by(&mut command, driver).map_err(not_started)?;
+        let restore = self.spawn(&mut command)?;
+        drop((holds, memory, waits));
+        Ok(StandingBy { restore, held, awaits, image })
+    }
+
+    /// Lets what stands by make the processes. `false` if nothing does, or nothing that can.
+    fn begin_at_once(&mut self, record: &Record, threads: &[u32], awaits_memory: bool) -> bool {
+        let Some(one) = self.standing_by.take() else { return false };
+        let waits_alone = record.streams.is_none() && self.relay.is_none() && self.memory.is_none();
+        if !waits_alone || !one.leaves_free(threads) || go_on(&one.image).is_err() {
+            one.end();
+            return false;
+        }
+        let StandingBy { restore, held, awaits, image: _ } = one;
+        self.signals.pass_to(restore.id());
+        self.awaits = awaits_memory.then_some(awaits);
+        self.made = Some((restore, held));
+        true
+    }
+
     /// Waits for what it comes to.
     fn end(&mut self, mut child: Child) -> Result<Brought, String> {
         self.signals.pass_to(child.id());
@@ -183,7 +243,27 @@ impl Restore for Restorer<'_> {
         Ok(())
     }
 
-    fn begin(&mut self, record: &Record, awaits_memory: bool) -> Result<(), String> {
+    fn stand_by(&mut self, record: &Record, driver: &[u8; 32]) {
+        // What the user has named for its output is not made before something comes.
+        let has_files = self.outputs.stdout.is_some() || self.outputs.stderr.is_some();
+        if has_files {
+            return;
+        }
+        match self.start_standing_by(record, driver) {
+            Ok(one) => self.standing_by = Some(one),
+            Err(error) => tracing::debug!(%error, "no restore stands by"),
+        }
+    }
+
+    fn begin(
+        &mut self,
+        record: &Record,
+        threads: &[u32],
+        awaits_memory: bool,
+    ) -> Result<(), String> {
+        if self.begin_at_once(record, threads, awaits_memory) {
+            return Ok(());
+        }
         let mut command = self.command(record)?;
         let (held, theirs) = hold_back(&mut command).map_err(not_started)?;
         command.arg("--tell-holder");
@@ -222,6 +302,7 @@ impl Restore for Restorer<'_> {
 
     fn give_up(&mut self) {
         (self.memory, self.awaits) = (None, None);
+        self.standing_by.take().into_iter().for_each(StandingBy::end);
         if let Some((child, held)) = self.made.take() {
             drop(held);
             let _ = self.end(child);

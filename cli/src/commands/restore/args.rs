@@ -155,6 +155,10 @@ pub(crate) struct RestoreArgs {
     #[arg(long, hide = true, value_name = "FD", value_parser = clap::value_parser!(i32).range(3..),
           conflicts_with_all = ["on_demand", "share"])]
     pub(crate) loaded: Option<i32>,
+    /// A socket through which it is told when its image is there
+    #[arg(long, hide = true, value_name = "FD", value_parser = clap::value_parser!(i32).range(3..),
+          requires_all = ["hold", "loaded"], conflicts_with_all = ["new_pids", "root"])]
+    pub(crate) stand_by: Option<i32>,
     /// Descriptors for its standard streams that were pipes, or nothing where there is none
     #[arg(long, hide = true, num_args = 1, value_name = "IN,OUT,ERR",
           conflicts_with_all = ["stdout", "stderr", "on_demand", "share"])]

@@ -1,9 +1,15 @@
-//! What a restore has to do with the gpucr that has started it, and what `--hold FD` and `--loaded FD` are about.
+//! What a restore has to do with the gpucr that has started it, and what `--hold FD`, `--loaded FD` and `--stand-by FD` are
+//! about.
 //!
 //! `gpucr restore --hold FD`: a restore that waits, before the program runs, for the gpucr that has started it. They
 //! talk through a pair of sockets: a byte says that the processes are there, and one that they may run. The end of the
 //! connection means that they may not. With `--tell-holder` a restore that fails says there why, and nowhere else: that
 //! is another byte, and the reason after it.
+
+//!
+//! `gpucr restore --stand-by FD`: a restore that is started before its image is complete, and gets at hand what it needs of
+//! this host. Through a socket it is told which driver that is, and then that the image is there. At the end of the
+//! connection it ends.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::AsRawFd;
@@ -18,7 +24,7 @@ use crate::inherited;
 use gpucr_core::Failure;
 #[cfg(doc)]
 use gpucr_core::restore::LoadedMemory;
-use gpucr_core::restore::{Given, MayRun};
+use gpucr_core::restore::{AtHand, Given, MayRun};
 
 /// How often whoever waits looks whether it is to end.
 const LOOK: Duration = Duration::from_millis(20);
@@ -49,6 +55,41 @@ pub(crate) fn hold_back(command: &mut Command) -> io::Result<(Held, UnixStream)>
 /// There are no descriptors left.
 pub(crate) fn hand_memory(command: &mut Command) -> io::Result<(UnixStream, UnixStream)> {
     connect(command, "--loaded")
+}
+
+/// Has a restore, which is to be started now, stand by with the driver library that has this hash. The second socket is the
+/// restore's, and has to be open until that has started. Through the first it is [told to go on](go_on).
+///
+/// # Errors
+/// There are no descriptors left.
+pub(crate) fn stand_by(
+    command: &mut Command,
+    driver: &[u8; 32],
+) -> io::Result<(UnixStream, UnixStream)> {
+    let (mut ours, theirs) = connect(command, "--stand-by")?;
+    ours.write_all(driver)?;
+    Ok((ours, theirs))
+}
+
+/// Tells a restore that stands by that its image is there.
+///
+/// # Errors
+/// It has ended.
+pub(crate) fn go_on(mut restore: &UnixStream) -> io::Result<()> {
+    restore.write_all(&[READY])
+}
+
+/// What a restore that stands by does until its image is there. `None` if there will be none.
+///
+/// # Errors
+/// It is no descriptor of such a connection.
+pub(super) fn wait_for_image(fd: i32) -> io::Result<Option<AtHand>> {
+    let mut socket = UnixStream::from(inherited::take(fd)?);
+    let (mut driver, mut said) = ([0; 32], [0]);
+    socket.read_exact(&mut driver)?;
+    let at_hand = AtHand::with_driver(&driver);
+    let come = socket.read(&mut said)?;
+    Ok((come > 0 && said == [READY]).then_some(at_hand))
 }
 
 /// Gives a command one end of a pair of sockets, the second, and names it with this option.

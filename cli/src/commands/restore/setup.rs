@@ -1,16 +1,15 @@
 //! What a restore has in common whether it is made here or as the first process of a pid namespace.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gpucr_core::container::ContainerError;
+use gpucr_core::container;
 use gpucr_core::file_tree::FileTree;
 use gpucr_core::network::NetworkNamespace;
 use gpucr_core::restore::{ChangedFile, FileFate, GoesOn, Moved, Options, OutputFiles, Report};
 use gpucr_core::sharing::Holder;
 use gpucr_core::{Error, Failure, Progress};
-use rustix::fs::{Mode, OFlags};
 use serde_json::json;
 
 use super::args::RestoreArgs;
@@ -82,26 +81,11 @@ pub(crate) fn network_at(path: &Path) -> Result<NetworkNamespace, CliError> {
 /// The root directory that the command line names for a program from a container, if it does.
 ///
 /// # Errors
-/// It is no directory.
+/// It is no directory, or cannot be found again by a gpucr that sees other processes.
 pub(super) fn root(args: &RestoreArgs) -> Result<Option<FileTree>, CliError> {
-    args.root.as_ref().map(|path| root_at(path, &args.mount)).transpose()
-}
-
-fn root_at(path: &Path, mounts: &[(PathBuf, PathBuf)]) -> Result<FileTree, CliError> {
-    let failed = |path: &Path| {
-        let path = path.to_owned();
-        |source| {
-            let error = Error::from(ContainerError::Root { path, source });
-            CliError::from(error).state("Nothing was changed.")
-        }
-    };
-    let flags = OFlags::PATH | OFlags::CLOEXEC;
-    let open = |(place, source): &(PathBuf, PathBuf)| {
-        let opened = rustix::fs::open(source, flags, Mode::empty());
-        Ok((place.clone(), opened.map_err(|error| failed(source)(error.into()))?))
-    };
-    let mounts: Result<Vec<_>, CliError> = mounts.iter().map(open).collect();
-    FileTree::with_mounts(path, mounts?).map_err(failed(path))
+    let named = args.root.as_ref().map(|path| container::named(path, &args.mount));
+    let failed = |error| CliError::from(Error::from(error)).state("Nothing was changed.");
+    named.transpose().map_err(failed)
 }
 
 /// What the command line asks of a restore, which is held back by another gpucr if one is given; but for the
@@ -129,6 +113,7 @@ pub(super) fn options(
         outputs,
         image: args.image.clone(),
         trust: key::trust_with_policy(&args.trust)?,
+        at_hand: Arc::default(),
         warm: !args.no_warm,
         detach: args.detach,
         before_resume: args.exec_before_resume.clone(),

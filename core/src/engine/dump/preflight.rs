@@ -138,8 +138,14 @@ impl DumpPlan {
         if let Some(process) = tree.processes.iter().find(elsewhere) {
             return Err(Error::OtherNetwork { pid: process.pid, root });
         }
-        if self.container.is_some() {
+        if let Some(container) = &self.container {
             refuse_other_mounts(&tree)?;
+            let seen = container.is_as_it_was(root);
+            let what = || format!("cannot read the mounts of process {root}");
+            if !seen.map_err(|source| Error::Io { what: what(), source })? {
+                let what = "what is mounted in its container has changed".to_owned();
+                return Err(Error::Changed { pid: root, what });
+            }
         }
         let mut known = std::mem::take(&mut self.processes);
         self.others.clear();

@@ -93,6 +93,8 @@ struct Prepared {
 struct Bringing<'b> {
     id: MigrationId,
     path: &'b Path,
+    /// Ids of all its threads.
+    threads: Vec<u32>,
     coming: Option<&'b Coming>,
     /// Its device memory, as far as that has come.
     ahead: Option<Ahead>,
@@ -116,6 +118,10 @@ impl Task<'_> {
             return Ok(self.received(taken.id, None, None));
         }
         taken.accept(&self.link)?;
+        let record = self.begin_record(&taken)?;
+        if self.makes_ahead(&taken) && !record.new_pids && taken.relayed.is_none() {
+            restore.stand_by(&record, &taken.driver);
+        }
         self.clock.enter(Phase::Receive, None)?;
         let (ahead, door) = (taken.ahead.take(), taken.door.take());
         let arrived = arriving::receive(&self.link, &taken.writer, ahead, door.as_ref());
@@ -134,7 +140,7 @@ impl Task<'_> {
         (self.chunks, taken.ahead) = (chunks, ahead);
         self.clock.enter(Phase::Prepare, None)?;
         let id = taken.id;
-        let prepared = self.prepare(taken, &body, message, restore)?;
+        let prepared = self.prepare((taken, record), &body, message, restore)?;
         self.settle(id, prepared, restore)
     }
 
@@ -155,10 +161,31 @@ impl Task<'_> {
         said
     }
 
-    /// The phase `prepare`: completes the image, and checks that the program can be restored from it.
+    /// What is noted of the program that comes, as far as it is known from the offer.
+    fn begin_record(&self, taken: &Taken) -> Result<Record, Error> {
+        let path = taken.destination.path();
+        let path = std::path::absolute(&path).map_err(|source| Error::Io {
+            what: format!("cannot make {} absolute", path.display()),
+            source,
+        })?;
+        let mut record = Record::new(taken.id, Side::Destination, State::Preparing);
+        record.image = Some(path);
+        record.new_pids = self.wishes.new_pids;
+        record.device_map.clone_from(&self.wishes.device_map);
+        Ok(record)
+    }
+
+    /// Whether its processes can be made before the source decides: the program itself has its pids and addresses, where
+    /// these are one for both sides.
+    fn makes_ahead(&self, taken: &Taken) -> bool {
+        !taken.same_network && (!taken.same_pids || self.wishes.new_pids)
+    }
+
+    /// The phase `prepare`: completes the image, and checks that the program can be restored from it. `record` is what is
+    /// to be noted of it.
     fn prepare(
         &mut self,
-        taken: Taken,
+        (taken, mut record): (Taken, Record),
         body: &[u8],
         message: Message,
         restore: &mut dyn Restore,
@@ -175,15 +202,8 @@ impl Task<'_> {
             return Err(bad("it has too many signatures").into());
         }
         self.wishes.trust.check(&id, &signatures)?;
-        let path = taken.destination.path();
-        let path = std::path::absolute(&path).map_err(|source| Error::Io {
-            what: format!("cannot make {} absolute", path.display()),
-            source,
-        })?;
-        let mut record = Record::new(taken.id, Side::Destination, State::Preparing);
-        record.image = Some(path.clone());
-        record.new_pids = self.wishes.new_pids;
-        record.device_map.clone_from(&self.wishes.device_map);
+        let path = record.image.clone().ok_or(Error::CopyIncomplete)?;
+        let makes = self.makes_ahead(&taken);
         let coming = Coming::of(&manifest, &self.wishes.files_below)?;
         record.streams = Relayed::of_coming(taken.relayed, &manifest, self.wishes.outputs.named())?;
         record.outputs = noted(&self.wishes.outputs);
@@ -191,18 +211,18 @@ impl Task<'_> {
         record.files = coming.as_ref().map(Coming::to_note).unwrap_or_default();
         record.write()?;
         tracing::debug!("preparations are noted");
-        let Taken { id, mut writer, same_pids, same_network, ahead, .. } = taken;
+        let Taken { id, mut writer, same_pids, ahead, .. } = taken;
         writer.set_signatures(signatures);
         let mut is_there = false;
         let loaded = ahead.as_ref().map_or(0, |ahead| ahead.loaded_for(&manifest));
-        // The program itself has its pids and addresses, where these are one for both sides.
-        let makes = !same_network && (!same_pids || record.new_pids);
         let completed = writer.commit(&manifest).map_err(Error::from);
         let prepared = completed.and_then(|committed| {
             is_there = true;
             tracing::debug!("the image is complete");
             let coming = coming.as_ref();
-            let bringing = Bringing { id, path: &path, coming, ahead, loaded, same_pids, makes };
+            let threads = manifest.thread_ids();
+            let bringing =
+                Bringing { id, path: &path, threads, coming, ahead, loaded, same_pids, makes };
             self.bring(&mut record, bringing, restore)?;
             record.enter(State::Prepared)?;
             let (record, path) = (record.clone(), path.clone());
@@ -228,7 +248,7 @@ impl Task<'_> {
         bringing: Bringing<'_>,
         restore: &mut dyn Restore,
     ) -> Result<(), Error> {
-        let Bringing { id, path, coming, ahead, loaded, same_pids, makes } = bringing;
+        let Bringing { id, path, threads, coming, ahead, loaded, same_pids, makes } = bringing;
         let is_awaited = ahead.is_some();
         let (sender, finished) = crossbeam_channel::bounded(1);
         std::thread::scope(|scope| {
@@ -251,7 +271,7 @@ impl Task<'_> {
             self.relay(record, id, restore)?;
             let not_back = |why| Error::NotBack { why };
             if makes {
-                restore.begin(record, is_awaited).map_err(not_back)?;
+                restore.begin(record, &threads, is_awaited).map_err(not_back)?;
             }
             if is_awaited {
                 let memory = finished.recv().map_err(|_| Error::CopyIncomplete)??;

@@ -172,12 +172,21 @@ pub trait Restore {
     /// What relays cannot be started.
     fn relay(&mut self, ends: RelayedEnds) -> Result<(), String>;
 
-    /// Begins to make its processes. `awaits_memory` says that their device memory is [given](Self::give) while that goes
-    /// on; if it is not, they load it themselves.
+    /// May start a restore that waits for the image which the record names, has opened the driver library with this hash,
+    /// and has made nothing. Whether there is one is seen when the processes are [begun](Self::begin).
+    fn stand_by(&mut self, record: &Record, driver: &[u8; 32]);
+
+    /// Begins to make its processes, whose threads have the ids `threads`. `awaits_memory` says that their device memory
+    /// is [given](Self::give) while that goes on; if it is not, they load it themselves.
     ///
     /// # Errors
     /// That cannot be begun.
-    fn begin(&mut self, record: &Record, awaits_memory: bool) -> Result<(), String>;
+    fn begin(
+        &mut self,
+        record: &Record,
+        threads: &[u32],
+        awaits_memory: bool,
+    ) -> Result<(), String>;
 
     /// Waits until the processes are there that were [begun](Self::begin), with all their memory. None of them runs.
     ///
@@ -191,7 +200,7 @@ pub trait Restore {
     /// It cannot be made, or does not come to running.
     fn run(&mut self, record: &Record) -> Result<Brought, String>;
 
-    /// Ends the processes that were made, and have not run; memory that was given is let go of.
+    /// Ends the processes that were made, and have not run, and whatever stands by; memory that was given is let go of.
     fn give_up(&mut self);
 }
 

@@ -17,6 +17,7 @@ use crate::image::Manifest;
 
 use super::preflight;
 use super::processes::{REAPING, wait_for};
+use super::root;
 use super::source::CriuFiles;
 use super::stdio::{self, Outputs};
 
@@ -97,14 +98,19 @@ impl Maker {
         let found = RefCell::new(Vec::new());
         let mut they_are_there =
             || found.borrow_mut().extend(pids.iter().map(|pid| ProcessInfo::read(*pid)));
+        let staged = start.root.as_ref();
+        let mut before_they_run = || {
+            root::refuse_others(pids[0], staged)?;
+            before_they_run()
+        };
         let begin = Instant::now();
         let mut deadline = begin + REAPING;
         let root = loop {
-            let mut options = options(manifest, is_child, files, start.root.as_ref());
+            let mut options = options(manifest, is_child, files, staged);
             options.on_demand = late
                 .as_mut()
                 .map(|late| OnDemand { keep: late.keep.clone(), memory: &mut *late.memory });
-            match worker.restore(options, &mut they_are_there, before_they_run) {
+            match worker.restore(options, &mut they_are_there, &mut before_they_run) {
                 // The pid was taken since the check, or by what only CRIU meets, such as the group of a process
                 // that has ended: that may pass. No process is there yet.
                 Err(RestoreError::Criu(error))

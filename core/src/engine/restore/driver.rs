@@ -15,8 +15,8 @@ use crate::image::{self, DriverKind};
 ///
 /// # Errors
 /// No such library is on this host.
-pub(super) fn find(wanted: &image::Driver) -> Result<Arc<HostDriver>, Error> {
-    let found = Drivers::default().with_hash(&wanted.file_hash)?;
+pub(super) fn find(wanted: &image::Driver, drivers: &Drivers) -> Result<Arc<HostDriver>, Error> {
+    let found = drivers.with_hash(&wanted.file_hash)?;
     found.ok_or_else(|| other(wanted, "no driver of that build".into()))
 }
 
@@ -41,8 +41,9 @@ pub(super) fn check_place(
 pub(super) fn open(
     wanted: &image::Driver,
     library: &Arc<HostDriver>,
+    drivers: &Drivers,
 ) -> Result<Arc<Driver>, Error> {
-    let driver = Drivers::default().open(library)?;
+    let driver = drivers.open(library)?;
     let version = driver.version()?;
     if version != wanted.version {
         return Err(other(wanted, name(library.kind(), version)));
@@ -52,7 +53,8 @@ pub(super) fn open(
 
 /// Finds the driver and opens it.
 pub(crate) fn open_same(wanted: &image::Driver) -> Result<Arc<Driver>, Error> {
-    open(wanted, &find(wanted)?)
+    let drivers = Drivers::default();
+    open(wanted, &find(wanted, &drivers)?, &drivers)
 }
 
 fn other(wanted: &image::Driver, found: String) -> Error {

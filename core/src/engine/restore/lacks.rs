@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use super::at_hand::AtHand;
 use super::devices::{self, MappedDevice};
 use super::files::{FilePolicy, Files};
 use super::options::Options;
@@ -13,6 +14,7 @@ use super::{driver, memory};
 use super::{preflight, root};
 use crate::base::file_tree::FileTree;
 use crate::base::limits;
+use crate::cuda::Drivers;
 use crate::engine::error::Error;
 use crate::engine::sections;
 use crate::host::criu::Criu;
@@ -37,6 +39,11 @@ pub(crate) struct Circumstances<'a> {
 /// program runs.
 pub(crate) fn lacks(manifest: &Manifest, how: Circumstances<'_>) -> Vec<String> {
     let mut found = lacks_but_files(manifest, how, &FileTree::host());
+    if let Err(error) = root::refuse_contained(manifest) {
+        // Its files are not to be looked for here.
+        found.push(error);
+        return found.iter().map(Error::to_string).collect();
+    }
     for file in &manifest.required {
         match std::fs::metadata(&file.path) {
             Err(_) => found.push(Error::FileMissing { path: file.path.clone() }),
@@ -141,14 +148,15 @@ fn lacks_but_files(manifest: &Manifest, how: Circumstances<'_>, tree: &FileTree)
     if let Err(error) = stdio::check(&manifest.processes, how.named) {
         lacking(error);
     }
-    match driver::find(&manifest.driver) {
+    let drivers = Drivers::default();
+    match driver::find(&manifest.driver, &drivers) {
         Ok(library) => {
             let is_carried = manifest.carried.iter().any(|file| file.path == manifest.driver.path);
             if !is_carried && let Err(error) = driver::check_place(&manifest.driver, &library, tree)
             {
                 lacking(error);
             }
-            let opened = driver::open(&manifest.driver, &library).and_then(|driver| {
+            let opened = driver::open(&manifest.driver, &library, &drivers).and_then(|driver| {
                 let root = manifest.processes[0].pid;
                 devices::place(root, &manifest.devices, &driver.devices()?, how.device_map)
             });
@@ -175,13 +183,15 @@ pub(crate) fn check_image(
 ) -> Result<(), Error> {
     let source = Source::open(image, false)?;
     trust.check_image(image, &source.id())?;
+    root::refuse_contained(source.manifest())?;
     memory::check(&source, there)?;
     stdio::check(&source.manifest().processes, how.named)?;
-    let (_, library, _) = preflight::check_but_pids(&source, (files, &FileTree::host()), how.stop)?;
+    let (at_hand, tree) = (AtHand::default(), FileTree::host());
+    let (_, library, _) = preflight::check_but_pids(&source, (files, &tree), &at_hand, how.stop)?;
     if how.needs_pids {
         preflight::check_pids(source.manifest())?;
     }
-    preflight::open(&source, &library, how.device_map).map(drop)
+    preflight::open(&source, &library, &at_hand.drivers, how.device_map).map(drop)
 }
 
 /// The numbers of a version, as far as it has any.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use super::arrival::{Arrival, choose};
+use super::at_hand::AtHand;
 use super::bulk::Reserve;
 use super::given::Given;
 use super::loading::{LoadedBy, Loading};
@@ -31,10 +32,10 @@ pub(super) struct Load {
 }
 
 impl Load {
-    /// Starts it. What is `opened` already is taken over.
+    /// Starts it, with the library of the driver. What is `opened` already is taken over.
     pub(super) fn start(
         image: Arc<Source>,
-        library: Arc<HostDriver>,
+        (library, at_hand): (Arc<HostDriver>, Arc<AtHand>),
         opened: Option<Opened>,
         arrival: Box<dyn Arrival>,
         given: Option<Given>,
@@ -45,8 +46,8 @@ impl Load {
         let load = move || {
             std::thread::scope(|scope| {
                 let moves = opened.is_some();
-                let opening =
-                    (!moves).then(|| scope.spawn(|| preflight::open(&image, &library, &[])));
+                let open = || preflight::open(&image, &library, &at_hand.drivers, &[]);
+                let opening = (!moves).then(|| scope.spawn(open));
                 let loading =
                     Loading::new(&image, &flag, progress.as_ref(), opening, opened, given);
                 let arrival = choose::prepare(arrival, &loading)?;

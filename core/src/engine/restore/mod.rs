@@ -7,10 +7,12 @@
 
 pub(super) mod ahead;
 mod arrival;
+mod at_hand;
 mod bulk;
 mod criu;
 mod devices;
 pub(crate) mod driver;
+mod extract;
 mod files;
 mod given;
 mod hook;
@@ -35,6 +37,7 @@ mod supervisor;
 mod unshared;
 mod watch;
 
+pub use at_hand::AtHand;
 pub use devices::{Identity, MappedDevice, Moved};
 pub use files::{ChangedFile, FileFate, FilePolicy};
 pub use given::{Given, LoadedMemory};

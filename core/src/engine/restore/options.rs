@@ -11,6 +11,7 @@ use crate::engine::sharing::Holder;
 use crate::host::network::NetworkNamespace;
 use crate::image::trust::Trust;
 
+use super::at_hand::AtHand;
 use super::devices::MappedDevice;
 use super::files::FilePolicy;
 use super::given::Given;
@@ -24,6 +25,8 @@ pub struct Options {
     pub image: PathBuf,
     /// Which images are restored.
     pub trust: Trust,
+    /// What was found on this host before.
+    pub at_hand: Arc<AtHand>,
     /// Take it from memory, if `gpucr warm` keeps it there.
     pub warm: bool,
     /// The program does not become a child of this process, and gets none of its streams.

@@ -10,6 +10,7 @@ use super::arrival::choose::choose;
 use super::arrival::{Arrival, Programs};
 use super::bulk;
 use super::criu::{Late, Maker, Making, Start, Streams};
+use super::extract::Extracting;
 use super::files::Files;
 use super::hook;
 use super::lacks::{self, leaves_network};
@@ -144,6 +145,8 @@ struct Checked<'i> {
     opened: Option<Opened>,
     arrival: Box<dyn Arrival>,
     maker: Maker,
+    /// Takes CRIU's files out of the image meanwhile.
+    extracting: Extracting,
 }
 
 impl<'i> Checked<'i> {
@@ -153,14 +156,21 @@ impl<'i> Checked<'i> {
         memory::check(image, options.device_memory_there(image))?;
         stdio::check(&image.manifest().processes, options.outputs.named())?;
         root::check(image.manifest(), options)?;
+        // There is room for that, which nothing of what follows needs.
+        let extracting = Extracting::start(image.clone());
+        tracing::debug!("the image is checked");
         let wanted = (options.files, &options.tree());
-        let (criu, library, files) = preflight::check(image, wanted, &options.stop)?;
+        let (criu, library, files) =
+            preflight::check(image, wanted, &options.at_hand, &options.stop)?;
+        tracing::debug!("files, driver and CRIU are checked");
         task.files = files;
         // Devices that the user has named are checked before anything is made; else while CRIU works.
         lacks::check_network(options.network.as_ref())?;
         let is_moved = !options.device_map.is_empty();
-        let open = || preflight::open(image, &library, &options.device_map);
+        let drivers = &options.at_hand.drivers;
+        let open = || preflight::open(image, &library, drivers, &options.device_map);
         let opened = is_moved.then(open).transpose()?;
+        tracing::debug!("devices are found");
         let streams = Streams { is_detached: options.detach, outputs: options.outputs.clone() };
         let watchdog = task.made.watchdog.insert(Watchdog::start().map_err(Error::Watchdog)?);
         let at_work = watchdog.at_work().map_err(Error::Watchdog)?;
@@ -168,21 +178,24 @@ impl<'i> Checked<'i> {
         let root = root::stage(image.manifest(), options)?;
         let start = Start { criu, network, at_work, root, streams };
         let maker = Maker::start(start, image.manifest())?;
-        Ok(Self { image, library, opened, arrival: choose(options), maker })
+        Ok(Self { image, library, opened, arrival: choose(options), maker, extracting })
     }
 
     /// The phases `load`, which goes on during the next, and `extract`.
     fn load_and_extract(self, task: &mut Task<'_, '_>) -> Result<Begun<'i>, Error> {
-        let Self { image, library, opened, arrival, maker } = self;
+        let Self { image, library, opened, arrival, maker, extracting } = self;
         task.clock.enter(Phase::Load, Some(image.manifest().bulk_bytes))?;
         let is_child = !task.options.detach || arrival.needs_parent();
         let (own_image, own_library) = (image.clone(), library.clone());
         let (stop, progress) = (Stop::new(task.options.stop.clone()), task.progress.clone());
         let given = task.options.given.clone();
-        let load = Load::start(own_image, own_library, opened, arrival, given, stop, progress);
+        let libraries = (own_library, task.options.at_hand.clone());
+        let load = Load::start(own_image, libraries, opened, arrival, given, stop, progress);
 
         task.enter(Phase::Extract)?;
-        let files = image.criu_files_with(&task.files.continued())?;
+        let files = extracting
+            .finish()
+            .and_then(|files| image.with_sizes(files, &task.files.continued()))?;
         Ok(Begun { image, library, maker, is_child, load, files })
     }
 }

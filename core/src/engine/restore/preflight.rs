@@ -11,12 +11,13 @@ use procfs::process::Status;
 use crate::base::file_tree::FileTree;
 use crate::base::limits;
 use crate::base::threads::joined;
-use crate::cuda::{Driver, HostDriver};
+use crate::cuda::{Driver, Drivers, HostDriver};
 use crate::engine::error::Error;
 use crate::host::criu::Criu;
 use crate::image::Manifest;
 use crate::image::library::{self, LibraryError};
 
+use super::at_hand::AtHand;
 use super::devices::{self, MappedDevice, Placement};
 use super::driver;
 use super::files::{FilePolicy, Files};
@@ -34,16 +35,18 @@ pub(super) struct Opened {
 pub(super) fn check(
     image: &Source,
     files: (FilePolicy, &FileTree),
+    at_hand: &AtHand,
     stop: &Arc<AtomicBool>,
 ) -> Result<(Criu, Arc<HostDriver>, Files), Error> {
     check_pids(image.manifest())?;
-    check_but_pids(image, files, stop)
+    check_but_pids(image, files, at_hand, stop)
 }
 
 /// The same without a look at pids.
 pub(super) fn check_but_pids(
     image: &Source,
     files: (FilePolicy, &FileTree),
+    at_hand: &AtHand,
     stop: &Arc<AtomicBool>,
 ) -> Result<(Criu, Arc<HostDriver>, Files), Error> {
     if !rustix::process::geteuid().is_root() {
@@ -51,8 +54,8 @@ pub(super) fn check_but_pids(
     }
     // CRIU is started to tell its version, and the rest does not wait for that.
     std::thread::scope(|scope| {
-        let criu = scope.spawn(|| Criu::find(Some(stop)));
-        let others = check_files_and_driver(image, files);
+        let criu = scope.spawn(|| at_hand.criu(stop));
+        let others = check_files_and_driver(image, files, &at_hand.drivers);
         let criu = joined(criu)?;
         let (driver, files) = others?;
         Ok((criu, driver, files))
@@ -62,6 +65,7 @@ pub(super) fn check_but_pids(
 fn check_files_and_driver(
     image: &Source,
     (policy, tree): (FilePolicy, &FileTree),
+    drivers: &Drivers,
 ) -> Result<(Arc<HostDriver>, Files), Error> {
     let manifest = image.manifest();
     limits::make_room_for(manifest.blocks().len() as u64)?;
@@ -69,7 +73,7 @@ fn check_files_and_driver(
     if !reasons.is_empty() {
         return Err(reasons.swap_remove(0));
     }
-    let driver = driver::find(&manifest.driver)?;
+    let driver = driver::find(&manifest.driver, drivers)?;
     let root = library::library_root();
     for (number, carried) in manifest.carried.iter().enumerate() {
         let bytes = image.carried(number)?;
@@ -90,10 +94,11 @@ fn check_files_and_driver(
 pub(super) fn open(
     image: &Source,
     library: &Arc<HostDriver>,
+    drivers: &Drivers,
     device_map: &[MappedDevice],
 ) -> Result<Opened, Error> {
     let manifest = image.manifest();
-    let driver = driver::open(&manifest.driver, library)?;
+    let driver = driver::open(&manifest.driver, library, drivers)?;
     let root = manifest.processes[0].pid;
     let placement = devices::place(root, &manifest.devices, &driver.devices()?, device_map)?;
     Ok(Opened { driver, placement })

@@ -7,6 +7,7 @@ use crate::base::file_tree::FileTree;
 use crate::engine::error::Error;
 use crate::engine::sections;
 use crate::host::container::{self, OuterMount, Staged};
+use crate::host::process::Tree;
 use crate::image::Manifest;
 
 /// Checks that a program from a container gets a root directory with all that was mounted there from outside, and no other
@@ -19,6 +20,14 @@ pub(super) fn check(manifest: &Manifest, options: &Options) -> Result<(), Error>
     Ok(container::sources(root, &mounts).map(drop)?)
 }
 
+/// Refuses an image of a program from a container where no root directory can be given to it.
+///
+/// # Errors
+/// [`Error::NoRoot`]; or what the image says makes no sense.
+pub(super) fn refuse_contained(manifest: &Manifest) -> Result<(), Error> {
+    sections::read_container(manifest)?.map_or(Ok(()), |_| Err(Error::NoRoot))
+}
+
 /// Mounts what the program gets, where CRIU takes it from.
 ///
 /// # Errors
@@ -26,6 +35,18 @@ pub(super) fn check(manifest: &Manifest, options: &Options) -> Result<(), Error>
 pub(super) fn stage(manifest: &Manifest, options: &Options) -> Result<Option<Staged>, Error> {
     let Some((root, mounts)) = needed(manifest, options)? else { return Ok(None) };
     Ok(Some(Staged::new(root, &mounts)?))
+}
+
+/// Refuses processes that CRIU has made, before they run, if one has other files than those that were staged. Of an image
+/// that says nothing of a container nothing is staged, and CRIU makes no mounts then.
+///
+/// # Errors
+/// [`Error::Container`]; or they cannot be looked at.
+pub(super) fn refuse_others(root: u32, staged: Option<&Staged>) -> Result<(), Error> {
+    let Some(staged) = staged else { return Ok(()) };
+    let tree = Tree::read(root)?;
+    let living = tree.processes.iter().filter(|process| !process.has_ended());
+    Ok(living.map(|process| staged.refuse_others(process.pid)).collect::<Result<(), _>>()?)
 }
 
 /// The places at which something from outside was mounted in the container of a program; `None` if it was in none.

@@ -330,16 +330,13 @@ impl Source {
         self.0.host_memory(&pages, &others)
     }
 
-    /// CRIU's files, in which files that are gone on with have these sizes. What is brought in in CRIU's place stays
-    /// where it is.
+    /// CRIU's files. What is brought in in CRIU's place stays where it is.
     ///
     /// # Errors
     /// A file cannot be read, or there is no room.
-    pub(super) fn criu_files_with(
-        self: &Arc<Self>,
-        sizes: &BTreeMap<PathBuf, u64>,
-    ) -> Result<CriuFiles, Error> {
+    pub(super) fn extract(self: &Arc<Self>) -> Result<CriuFiles, Error> {
         let mut files = self.0.criu_files()?;
+        tracing::debug!("CRIU's files are written");
         let all = &self.manifest().criu.files;
         let elsewhere = |name: &str| {
             let file = all.iter().find(|file| file.name == name && !self.is_warm())?;
@@ -357,7 +354,20 @@ impl Source {
         let parts = |name: &str| plan.as_ref().and_then(|plan| plan.left_to_criu(name));
         let write = |file: &&FileEntry| self.write_pages(file, parts(&file.name), files.images());
         pages.par_iter().try_for_each(write)?;
+        tracing::debug!("so are the pages that CRIU brings in");
         files.plan = plan.map(Arc::new);
+        Ok(files)
+    }
+
+    /// CRIU's files of this image, in which files that are gone on with have these sizes.
+    ///
+    /// # Errors
+    /// One cannot be read or written, or there is no room.
+    pub(super) fn with_sizes(
+        &self,
+        files: CriuFiles,
+        sizes: &BTreeMap<PathBuf, u64>,
+    ) -> Result<CriuFiles, Error> {
         if sizes.is_empty() {
             return Ok(files);
         }

@@ -1,14 +1,24 @@
 //! The container that a process is in.
 
+use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use procfs::process::{MountInfo, Process};
+use rustix::fs::{AtFlags, StatxFlags};
 
-use super::mount::{ContainerError, MOST, OuterMount, key};
+use super::mount::{ContainerError, MOST, OuterMount, are_possible, key};
 use crate::base::file_tree::FileTree;
+use crate::base::time_limit::within;
+use crate::host::ns::{self, Namespace};
 use crate::host::process::ProcessInfo;
+
+/// How long it may take to look at the mounts of a container.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// What is said of one whose time is over.
+const SILENT: &str = "a file system that is mounted there does not answer";
 
 /// File systems that CRIU makes anew, with what is in them.
 const MADE_ANEW: [&str; 5] = ["proc", "sysfs", "tmpfs", "devpts", "mqueue"];
@@ -26,44 +36,58 @@ pub struct Container {
     pub mounts: Vec<OuterMount>,
     /// Where file systems are mounted that are not saved.
     left_out: Vec<String>,
+    /// What the kernel has told of all mounts.
+    seen: Vec<u8>,
 }
 
 impl Container {
-    /// The container that a process is in; none if it has the mounts of this process, or its root directory.
+    /// The container that a process is in; none if it has the mounts of this process.
     ///
     /// # Errors
     /// It cannot be looked at, or not be saved.
     pub fn of(process: &ProcessInfo) -> Result<Option<Self>, ContainerError> {
         let pid = process.pid;
-        let unreadable = |source| ContainerError::Unreadable { pid, source };
-        if process.shares_namespace("mnt", std::process::id()) || has_own_root(pid) == Some(false) {
+        if process.shares_namespace("mnt", std::process::id()) {
             return Ok(None);
         }
+        let unreadable = |source| ContainerError::Unreadable { pid, source };
+        let place = Namespace::of(pid, "mnt").and_then(|mounts| ns::root_of_mounts(&mounts));
+        let place = place.map_err(unreadable)?;
+        // The kernel tells the paths of open files from the root of all mounts.
+        if ns::root_of(pid).map_err(unreadable)? != place {
+            return Err(ContainerError::Chrooted { pid });
+        }
+        if place == ns::own_root().map_err(unreadable)? {
+            return Err(ContainerError::OwnMounts { pid });
+        }
+        // A file system there may be the program's own, or one that never answers.
+        let look = move || Ok(Self::look_at(pid));
+        within(PATIENCE, SILENT, look).map_err(unreadable)?.map(Some)
+    }
+
+    fn look_at(pid: u32) -> Result<Self, ContainerError> {
+        let unreadable = |source| ContainerError::Unreadable { pid, source };
         let tree = FileTree::below(Path::new(&format!("/proc/{pid}/root"))).map_err(unreadable)?;
+        let seen = seen(pid).map_err(unreadable)?;
         let all = mounts(pid).map_err(unreadable)?;
         let own = mounts(std::process::id()).map_err(unreadable)?;
-        // The kernel tells the paths of open files from the root of all mounts.
         if !all.iter().any(|mount| mount.mount_point == Path::new("/")) || !knows_own(pid, &tree) {
             return Err(ContainerError::Chrooted { pid });
         }
         let outer = outer(&all, &own).filter(|mount| mount.mount_point != Path::new("/"));
-        let mut found = Vec::new();
-        for mount in outer {
-            let place = unescaped(&mount.mount_point);
-            if place.to_str().is_none() {
-                let what = format!("the mount point {} is not UTF-8", place.display());
-                return Err(unreadable(io::Error::other(what)));
-            }
-            let meta = tree.metadata(&place).map_err(unreadable)?;
-            found.push(OuterMount { place, is_directory: meta.is_dir() });
-        }
+        let found: Vec<OuterMount> =
+            outer.map(|mount| outer_mount(pid, &tree, mount)).collect::<Result<_, _>>()?;
         if found.len() > MOST {
             return Err(ContainerError::Mounts { pid });
         }
+        // Of two at one place only one is seen, and it was told above that the other is hidden.
+        if !are_possible(&found) {
+            let what = "what is mounted there cannot be told apart";
+            return Err(unreadable(io::Error::other(what)));
+        }
         let left_out = all.iter().filter(|mount| LEFT_OUT.contains(&mount.fs_type.as_str()));
-        let left_out = left_out.map(|mount| unescaped(&mount.mount_point).display().to_string());
-        let left_out = left_out.collect();
-        Ok(Some(Self { tree, mounts: found, left_out }))
+        let left_out = left_out.map(|mount| named(&mount.mount_point)).collect::<Result<_, _>>();
+        Ok(Self { tree, mounts: found, left_out: left_out.map_err(unreadable)?, seen })
     }
 
     /// The places of mounts that CRIU is to leave out.
@@ -76,15 +100,54 @@ impl Container {
         let mounts = self.mounts.iter().enumerate();
         mounts.map(|(n, mount)| format!("mnt[{}]:{}", mount.place.display(), key(n))).collect()
     }
+
+    /// Whether a process sees the mounts that this container had.
+    ///
+    /// # Errors
+    /// They cannot be looked at.
+    pub fn is_as_it_was(&self, pid: u32) -> io::Result<bool> {
+        Ok(seen(pid)? == self.seen)
+    }
 }
 
-/// Whether a process has another root directory than this one. `None` if that cannot be told.
-pub(in crate::host) fn has_own_root(pid: u32) -> Option<bool> {
-    let root = |of: &str| {
-        let meta = std::fs::metadata(format!("/proc/{of}/root/")).ok()?;
-        Some((meta.dev(), meta.ino()))
+/// What the kernel tells of the mounts that a process sees.
+fn seen(pid: u32) -> io::Result<Vec<u8>> {
+    std::fs::read(format!("/proc/{pid}/mountinfo"))
+}
+
+/// What is mounted there from outside, if a restore can have something else there.
+fn outer_mount(pid: u32, tree: &FileTree, mount: &MountInfo) -> Result<OuterMount, ContainerError> {
+    let unreadable = |source| ContainerError::Unreadable { pid, source };
+    let place = PathBuf::from(named(&mount.mount_point).map_err(unreadable)?);
+    // Of one that was removed or replaced outside, such as a file that was edited. CRIU would make it anew.
+    if mount.root.ends_with("//deleted") {
+        return Err(ContainerError::Deleted { pid, place });
+    }
+    let file = match tree.find(&place) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        found => Some(found.map_err(unreadable)?),
     };
-    Some(root(&pid.to_string())? != root("self")?)
+    // Another mount may be above it, at its place or on the way there.
+    let is_seen = |file: &File| {
+        let (flags, wanted) = (AtFlags::EMPTY_PATH, StatxFlags::MNT_ID);
+        let told = rustix::fs::statx(file, c"", flags, wanted)?;
+        Ok(told.stx_mnt_id == mount.mnt_id as u64)
+    };
+    match file {
+        Some(file) if is_seen(&file).map_err(unreadable)? => {
+            let is_directory = file.metadata().map_err(unreadable)?.is_dir();
+            Ok(OuterMount { place, is_directory })
+        }
+        _ => Err(ContainerError::Overmounted { pid, place }),
+    }
+}
+
+/// A mount point as CRIU can be told of it.
+fn named(mount_point: &Path) -> io::Result<String> {
+    let place = unescaped(mount_point);
+    place.into_os_string().into_string().map_err(|place| {
+        io::Error::other(format!("the mount point {} is not UTF-8", place.display()))
+    })
 }
 
 fn mounts(pid: u32) -> io::Result<Vec<MountInfo>> {

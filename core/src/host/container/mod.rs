@@ -6,10 +6,11 @@
 
 mod find;
 mod mount;
+mod named;
 mod stage;
 
 pub use find::Container;
-pub(super) use find::has_own_root;
 pub(crate) use mount::are_possible;
 pub use mount::{ContainerError, OuterMount};
+pub use named::named;
 pub use stage::{Staged, sources};

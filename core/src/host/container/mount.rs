@@ -35,6 +35,34 @@ pub enum ContainerError {
         /// The process.
         pid: u32,
     },
+    /// It sees the files of this host, by mounts of its own: a restore would need a root directory for it.
+    #[error("process {pid} has mounts of its own, below the root directory of this host")]
+    OwnMounts {
+        /// The process.
+        pid: u32,
+    },
+    /// A mount is hidden by another one, so that a restore cannot name what is to be in its place.
+    #[error(
+        "what is mounted at {place} in the container of process {pid} is hidden by another mount",
+        place = place.display()
+    )]
+    Overmounted {
+        /// Its process.
+        pid: u32,
+        /// The place.
+        place: PathBuf,
+    },
+    /// What is mounted is not there any more outside.
+    #[error(
+        "what is mounted at {place} in the container of process {pid} was removed or replaced outside",
+        place = place.display()
+    )]
+    Deleted {
+        /// Its process.
+        pid: u32,
+        /// The place.
+        place: PathBuf,
+    },
     /// There are too many.
     #[error("more than {MOST} file systems are mounted in the container of process {pid}")]
     Mounts {
@@ -42,12 +70,26 @@ pub enum ContainerError {
         pid: u32,
     },
     /// The root that a user names cannot be used.
-    #[error("{path} cannot be given to the program: {source}")]
+    #[error("{path} cannot be given to the program: {source}", path = path.display())]
     Root {
         /// The directory.
         path: PathBuf,
         /// Why.
         source: io::Error,
+    },
+    /// A path leads through a process, which another `/proc` does not show, or shows another one of.
+    #[error("{path} leads through /proc, where a restore with a root of its own sees other processes", path = path.display())]
+    ThroughProc {
+        /// The path.
+        path: PathBuf,
+    },
+    /// What CRIU has made of an image sees other files than those that were named.
+    #[error(
+        "process {pid} of the image was not to be made with the root directory that it is given"
+    )]
+    OtherRoot {
+        /// The process, by its pid in the image.
+        pid: u32,
     },
     /// There is nothing to be mounted at this place.
     #[error("something was mounted at {place} in the program's container, and nothing is there: {why}", place = place.display())]

@@ -1,18 +1,20 @@
 //! What a restore makes the mounts of a container from.
 //!
 //! CRIU takes paths. What they lead to, or what is mounted on the way there, could be changed by whoever can write to the
-//! container's files. So each of the trees is found first, and mounted where nobody else can see it.
+//! container's files. So each of the trees is found first, and mounted where nobody else can see it. What the host mounts
+//! or unmounts in them later does not come there.
 
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags};
-use rustix::mount::{MountFlags, MoveMountFlags, OpenTreeFlags};
+use rustix::mount::{MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags};
 
 use super::mount::{ContainerError, OuterMount, key};
 use crate::base::file_tree::FileTree;
 use crate::base::runtime_dir;
+use crate::host::ns::{self, Id, Namespace};
 
 /// The directory below gpucr's own on which the trees are mounted.
 const DIR: &str = "roots";
@@ -24,6 +26,8 @@ pub struct Staged {
     pub root: PathBuf,
     /// What CRIU is told of the other mounts when it makes them.
     pub external: Vec<String>,
+    /// Which directory the root is.
+    id: Id,
 }
 
 /// Finds what is to be mounted at each place: what the tree has there, or what is mounted there in the tree.
@@ -63,6 +67,7 @@ impl Staged {
         let dir = runtime_dir::path_of(DIR);
         let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
         rustix::mount::mount("gpucr", &dir, "tmpfs", flags, Some(c"mode=0700"))
+            .and_then(|()| rustix::mount::mount_change(&dir, MountPropagationFlags::PRIVATE))
             .map_err(|error| failed("a place for the program's mounts", error.into()))?;
         let root = root.root().unwrap_or(CWD);
         let put = |from: std::os::fd::BorrowedFd<'_>, name: &str, is_directory| {
@@ -75,7 +80,23 @@ impl Staged {
         }
         let external = (0..mounts.len()).map(key);
         let external = external.map(|key| format!("mnt[{key}]:{}", dir.join(&key).display()));
-        Ok(Self { root: dir.join("root"), external: external.collect() })
+        let stat = rustix::fs::fstat(root).map_err(|error| failed("its root", error.into()))?;
+        let id = (stat.st_dev, stat.st_ino);
+        Ok(Self { root: dir.join("root"), external: external.collect(), id })
+    }
+
+    /// Refuses a process that has other mounts than those that were made of these: what CRIU does is up to the files of an
+    /// image.
+    ///
+    /// # Errors
+    /// [`ContainerError::OtherRoot`], or it cannot be looked at.
+    pub fn refuse_others(&self, pid: u32) -> Result<(), ContainerError> {
+        let unreadable = |source| ContainerError::Unreadable { pid, source };
+        let mounts = Namespace::of(pid, "mnt").map_err(unreadable)?;
+        let own = Namespace::own("mnt").and_then(|own| own.id()).map_err(unreadable)?;
+        let has_own = mounts.id().map_err(unreadable)? != own;
+        let root = ns::root_of_mounts(&mounts).map_err(unreadable)?;
+        if has_own && root == self.id { Ok(()) } else { Err(ContainerError::OtherRoot { pid }) }
     }
 }
 
@@ -96,5 +117,7 @@ fn clone_to(
         rustix::fs::open(to, flags, Mode::RUSR)?;
     }
     rustix::mount::move_mount(tree, c"", CWD, to, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
-    Ok(())
+    rustix::mount::mount_change(to, MountPropagationFlags::PRIVATE)?;
+    // With nobody so far. A mount that was a slave of one outside becomes one of this, which CRIU requires.
+    Ok(rustix::mount::mount_change(to, MountPropagationFlags::SHARED)?)
 }

@@ -61,6 +61,11 @@ pub struct Criu {
 }
 
 impl Criu {
+    /// The same, which ends whatever it is at when `stop` is set.
+    pub fn stopped_by(self, stop: &Arc<AtomicBool>) -> Self {
+        Self { stop: Some(stop.clone()), ..self }
+    }
+
     /// Whether it can work in a network namespace: it tries TCP over the loopback device, unless it knows how the kernel
     /// does that.
     ///

@@ -11,6 +11,8 @@ use std::path::{Component, Path};
 use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 
+use crate::base::careful;
+
 /// Permission bits of these libraries and their directories.
 const MODE: u32 = 0o755;
 
@@ -70,15 +72,9 @@ fn make(above: BorrowedFd<'_>, name: &std::ffi::OsStr) -> io::Result<OwnedFd> {
 /// Whether a file of this user has this name and these bytes.
 fn is_there(dir: BorrowedFd<'_>, name: &std::ffi::OsStr, bytes: &[u8]) -> bool {
     let read = || -> io::Result<bool> {
-        // The open of a pipe or device does not wait with this.
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let stat = rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?;
-        if rustix::fs::FileType::from_raw_mode(stat.st_mode) != rustix::fs::FileType::RegularFile {
-            return Ok(false);
-        }
-        let file = File::from(rustix::fs::openat(dir, name, flags, Mode::empty())?);
+        let file = careful::open_regular_in(dir, name, OFlags::RDONLY)?;
         let meta = file.metadata()?;
-        if !meta.is_file() || !is_own(&meta) || meta.len() != bytes.len() as u64 {
+        if !is_own(&meta) || meta.len() != bytes.len() as u64 {
             return Ok(false);
         }
         let mut present = Vec::with_capacity(bytes.len());

@@ -62,6 +62,8 @@ pub(super) struct Taken {
     pub(super) destination: Destination,
     /// Loads device memory as it arrives.
     pub(super) ahead: Option<Ahead>,
+    /// Hash of the program's driver library.
+    pub(super) driver: [u8; 32],
 }
 
 impl Taken {
@@ -114,7 +116,7 @@ pub(super) fn take(
     let writer = begin_image(wishes, &destination, watchdog)?;
     match writer {
         Ok(writer) if reasons.is_empty() => {
-            let Offer { id, dry_run, network, relayed, .. } = offer;
+            let Offer { id, dry_run, network, relayed, outline, .. } = offer;
             let (same_network, there) = (network == wishes.network_name(), found.there);
             return Ok(Taken {
                 id,
@@ -128,6 +130,7 @@ pub(super) fn take(
                 writer,
                 destination,
                 ahead,
+                driver: outline.driver.file_hash,
             });
         }
         Ok(_) => {}
