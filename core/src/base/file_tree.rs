@@ -6,7 +6,7 @@
 use std::fs::{File, Metadata};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
@@ -59,8 +59,10 @@ impl FileTree {
     /// The directory, or file, below which a path is looked up, and the rest of the path; none if both are as they are.
     pub(crate) fn parts<'p>(&self, path: &'p Path) -> Option<(BorrowedFd<'_>, &'p Path)> {
         let root = self.root()?;
-        let below =
-            self.mounts().filter_map(|(at, fd)| Some((at, fd, path.strip_prefix(at).ok()?)));
+        // One that goes up again is not below what it begins with. The kernel tells none like that.
+        let goes_up = path.components().any(|part| part == Component::ParentDir);
+        let mounts = self.mounts().filter(|_| !goes_up);
+        let below = mounts.filter_map(|(at, fd)| Some((at, fd, path.strip_prefix(at).ok()?)));
         let innermost = below.max_by_key(|(at, ..)| at.components().count());
         Some(innermost.map_or((root, path), |(_, source, rest)| (source, rest)))
     }

@@ -93,6 +93,10 @@ impl Place {
 
     /// Whether a process is there, and in the user namespace of this one: in another it has no capability over gpucr.
     fn has(&mut self, pid: u32) -> io::Result<bool> {
+        // Of one that has its only pid here the rest may be hidden, if it has capabilities that this process has not.
+        if has_one_pid(&std::fs::read(format!("/proc/{pid}/status"))?)? {
+            return Ok(false);
+        }
         let namespace = Namespace::of(pid, "pid")?;
         let id = namespace.id()?;
         let is_there = match self.known.get(&id) {
@@ -117,6 +121,19 @@ impl Place {
         }
         Ok(false)
     }
+}
+
+/// Whether a process is in the pid namespace of this `/proc` itself, by what the kernel says in `status`.
+fn has_one_pid(status: &[u8]) -> io::Result<bool> {
+    let pids = line(status, "NSpid:").ok_or(io::ErrorKind::InvalidData)?;
+    Ok(pids.split_whitespace().count() == 1)
+}
+
+/// What a line of `status` says. The name of the process, in one of them, may have any bytes but the end of a line.
+fn line<'s>(status: &'s [u8], name: &str) -> Option<&'s str> {
+    let mut lines = status.split(|byte| *byte == b'\n');
+    let value = lines.find_map(|line| line.strip_prefix(name.as_bytes()))?;
+    std::str::from_utf8(value).ok()
 }
 
 /// The numbers that are names in a directory of `/proc`.
@@ -173,12 +190,10 @@ struct Capabilities {
 }
 
 impl Capabilities {
-    /// From what the kernel says in `status`. The name there may have any bytes but the end of a line.
+    /// From what the kernel says in `status`.
     fn read(status: &[u8]) -> io::Result<Self> {
         let set = |name: &str| {
-            let mut lines = status.split(|byte| *byte == b'\n');
-            let value = lines.find_map(|line| line.strip_prefix(name.as_bytes()));
-            let value = value.and_then(|value| std::str::from_utf8(value).ok());
+            let value = line(status, name);
             let value = value.and_then(|value| u64::from_str_radix(value.trim(), 16).ok());
             value.ok_or(io::Error::from(io::ErrorKind::InvalidData))
         };
