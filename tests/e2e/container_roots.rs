@@ -127,6 +127,10 @@ fn what_was_mounted_from_outside_has_to_be_named() -> Result<()> {
     refused(&output, 1, &["/no/such/directory"])?;
     let output = restore_with(&["--mount", "/usr=/dev/null"])?;
     blocked(&output, &["mounted at /usr", "it was a directory", "--mount /usr=PATH"])?;
+    let output = restore_with(&["--mount", "/usr=/proc/self/root/usr"])?;
+    refused(&output, 1, &["leads through /proc", "Nothing was changed"])?;
+    let output = lab.run(["restore", "--root", "/proc/self/cwd", "image"])?;
+    refused(&output, 1, &["/proc/self/cwd leads through /proc", "podman mount"])?;
     let output = restore_with(&["--mount", "/usr=/usr"])?;
     ensure!(output.status.success(), "{}", show(&output));
     let output = lab.run(["inspect", "image"])?;
@@ -138,6 +142,59 @@ fn what_was_mounted_from_outside_has_to_be_named() -> Result<()> {
     until("it ends", || has_result(&tree)).with_context(|| tree.log())?;
     ensure!(tree.series() == expected, "{}", tree.log());
     Ok(())
+}
+
+/// Container runtimes make such where the mounts of the host are shared; those of this host may be private.
+#[test]
+fn slaves_of_mounts_outside_become_slaves_again() -> Result<()> {
+    let expected = undisturbed("sgd", &ARGS[1..])?;
+    let lab = Lab::new();
+    let tree = RootTree::new(&lab, "tree", Libraries::Mounted)?.with_slaves();
+    let program = tree.start(&ARGS, BEFORE)?;
+    let slaves = |pid: u32| -> Result<usize> {
+        let mounts = std::fs::read_to_string(format!("/proc/{pid}/mountinfo"))?;
+        Ok(mounts.lines().filter(|line| line.contains(" master:")).count())
+    };
+    ensure!(slaves(program.pid)? == 2, "its root and /usr");
+    dump(&lab, &program, &[])?;
+    drop(program);
+    let restored = restore(&lab, &tree, &["--mount", "/usr=/usr"])?;
+    ensure!(slaves(restored.0)? == 2, "its root and /usr");
+    tree.allow(ALL)?;
+    until("it ends", || has_result(&tree)).with_context(|| tree.log())?;
+    ensure!(tree.series() == expected, "{}", tree.log());
+    Ok(())
+}
+
+/// An image of it would be one that no restore accepts.
+#[test]
+fn mounts_that_a_restore_could_not_make_are_refused() -> Result<()> {
+    let lab = Lab::new();
+    let tree = RootTree::new(&lab, "tree", Libraries::Mounted)?;
+    let program = tree.start(&ARGS, BEFORE)?;
+    let pid = program.pid.to_string();
+    for name in ["a", "b"] {
+        std::fs::create_dir(tree.join(&format!("work/{name}")))?;
+    }
+    let inside = |args: &[&str]| -> Result<()> {
+        let done = finish(Command::new("nsenter").args(["--target", &pid, "--mount"]).args(args))?;
+        ensure!(done.status.success(), "{}", show(&done));
+        Ok(())
+    };
+    let bind = ["/usr/bin/mount", "--no-mtab", "--bind", "/work/a", "/work/b"];
+    let dry_run = || lab.run(["dump", "--dry-run", "--pid", &pid]);
+    inside(&bind)?;
+    let output = dry_run()?;
+    ensure!(output.status.success(), "{}", show(&output));
+    inside(&bind)?;
+    blocked(&dry_run()?, &["/work/b", "hidden by another mount"])?;
+    inside(&["/usr/bin/umount", "--no-mtab", "/work/b"])?;
+    std::fs::remove_dir(tree.join("work/a"))?;
+    blocked(&dry_run()?, &["/work/b", "removed or replaced outside"])?;
+    let output = lab.run(["dump", "--pid", &pid, "-o", "image"])?;
+    refused(&output, 1, &["/work/b", "removed or replaced outside", "Nothing was changed"])?;
+    inside(&["/usr/bin/umount", "--no-mtab", "/work/b"])?;
+    dump(&lab, &program, &[])
 }
 
 /// Of capabilities(7).

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
+use rustix::thread::CapabilitySet;
 
 use crate::command::{binary, finish, show, until};
 use crate::lab::Lab;
@@ -37,6 +38,8 @@ pub struct RootTree {
     /// Where it is.
     pub path: PathBuf,
     libraries: Libraries,
+    /// Whether what is mounted from outside follows what is mounted there.
+    is_slave: bool,
 }
 
 impl RootTree {
@@ -66,7 +69,13 @@ impl RootTree {
                 }
             }
         }
-        Ok(Self { path, libraries })
+        Ok(Self { path, libraries, is_slave: false })
+    }
+
+    /// The same with mounts that are slaves of those outside, as container runtimes make them where those are shared.
+    #[must_use]
+    pub fn with_slaves(self) -> Self {
+        Self { is_slave: true, ..self }
     }
 
     /// A copy of it, and of all that a program has made there.
@@ -77,7 +86,7 @@ impl RootTree {
         let path = lab.path(name);
         let copied = finish(Command::new("cp").arg("-a").arg(&self.path).arg(&path))?;
         ensure!(copied.status.success(), "{}", show(&copied));
-        Ok(Self { path, libraries: self.libraries })
+        Ok(Self { path, ..*self })
     }
 
     /// A path in it as it is from outside.
@@ -111,9 +120,9 @@ impl RootTree {
     /// The path of the tree cannot be told to the kernel.
     pub fn enter(&self, command: &mut Command) -> Result<()> {
         let root = CString::new(self.path.as_os_str().as_bytes())?;
-        let mounts_usr = self.libraries == Libraries::Mounted;
+        let how = (self.libraries == Libraries::Mounted, self.is_slave);
         // SAFETY: it makes system calls alone, with constants and a string that lives as long as the closure.
-        unsafe { command.pre_exec(move || become_container(&root, mounts_usr)) };
+        unsafe { command.pre_exec(move || become_container(&root, how)) };
         Ok(())
     }
 
@@ -123,6 +132,15 @@ impl RootTree {
     /// It does not start, or does not come so far.
     pub fn start(&self, args: &[&str], steps: usize) -> Result<InContainer> {
         self.start_without(&[], args, steps)
+    }
+
+    /// The same below a first process that lives on when the program has ended.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn start_below_another(&self, args: &[&str], steps: usize) -> Result<InContainer> {
+        let script = "setsid \"$@\"; while :; do sleep 0.1; done";
+        self.start_as(&["/usr/bin/sh", "-c", script, "sh"], || Ok(()), args, steps)
     }
 
     /// The same where nothing may have these capabilities.
@@ -135,17 +153,43 @@ impl RootTree {
         args: &[&str],
         steps: usize,
     ) -> Result<InContainer> {
+        self.start_as(&[], || drop_from_bound(capabilities), args, steps)
+    }
+
+    /// The same where the first process and all others keep one capability that they cannot get any more.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn start_keeping(
+        &self,
+        kept: i32,
+        capabilities: &'static [i32],
+        args: &[&str],
+        steps: usize,
+    ) -> Result<InContainer> {
+        let prepare = move || {
+            let mut sets = rustix::thread::capabilities(None)?;
+            sets.inheritable = CapabilitySet::from_bits_retain(1 << kept);
+            rustix::thread::set_capabilities(None, sets)?;
+            drop_from_bound(capabilities)
+        };
+        self.start_as(&[], prepare, args, steps)
+    }
+
+    fn start_as(
+        &self,
+        first: &[&str],
+        prepare: impl FnMut() -> io::Result<()> + Send + Sync + 'static,
+        args: &[&str],
+        steps: usize,
+    ) -> Result<InContainer> {
         self.allow(steps)?;
-        let mut command = Command::new("/opt/gpucr");
-        command.args(["run", "--device", "soft", "--", "/opt/workload"]).args(args);
-        command.args(["--log", "/work/log", "--pace", "/work/pace"]);
-        // SAFETY: it makes system calls alone. What is executed does not have them then.
-        unsafe {
-            command.pre_exec(|| {
-                let drop = |it: &i32| check(libc::prctl(libc::PR_CAPBSET_DROP, *it, 0, 0, 0));
-                capabilities.iter().try_for_each(|it| drop(it).map(|_| ()))
-            });
-        }
+        let run = ["/opt/gpucr", "run", "--device", "soft", "--", "/opt/workload"];
+        let whole = [first, &run, args, &["--log", "/work/log", "--pace", "/work/pace"]].concat();
+        let mut command = Command::new(whole[0]);
+        command.args(&whole[1..]);
+        // SAFETY: whatever is given makes system calls alone.
+        unsafe { command.pre_exec(prepare) };
         command.env_clear().stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         self.enter(&mut command)?;
         let mut first = Started::spawn(&mut command)?;
@@ -153,8 +197,9 @@ impl RootTree {
         until("it is at work", has_ended).with_context(|| self.log())?;
         ensure!(self.log().contains("step "), "it has ended: {:?} {}", first.wait(), self.log());
         // What waits outside, the first process of the container, and the program.
-        let pid = only_child(only_child(first.id())?)?;
-        Ok(InContainer { first, pid })
+        let inner = only_child(first.id())?;
+        let pid = only_child(inner)?;
+        Ok(InContainer { first, inner, pid })
     }
 }
 
@@ -163,8 +208,17 @@ impl RootTree {
 pub struct InContainer {
     /// What waits for the first process of the container.
     pub first: Started,
+    /// The pid of that one outside.
+    pub inner: u32,
     /// The program's pid outside.
     pub pid: u32,
+}
+
+/// What is executed then does not have these.
+fn drop_from_bound(capabilities: &[i32]) -> io::Result<()> {
+    // SAFETY: a system call without pointers.
+    let drop = |it: &i32| check(unsafe { libc::prctl(libc::PR_CAPBSET_DROP, *it, 0, 0, 0) });
+    capabilities.iter().try_for_each(|it| drop(it).map(|_| ()))
 }
 
 fn only_child(pid: u32) -> Result<u32> {
@@ -194,7 +248,7 @@ fn copy_libraries(program: &Path, root: &Path) -> Result<()> {
 
 /// Makes a container around the calling process, which has just been forked, and goes on as its first process; what was
 /// called waits outside, and ends as that does.
-fn become_container(root: &CString, mounts_usr: bool) -> io::Result<()> {
+fn become_container(root: &CString, (mounts_usr, is_slave): (bool, bool)) -> io::Result<()> {
     own_network()?;
     // SAFETY: system calls; all strings end with a null byte and outlive the calls.
     unsafe {
@@ -214,6 +268,13 @@ fn become_container(root: &CString, mounts_usr: bool) -> io::Result<()> {
         check(libc::chdir(root.as_ptr()))?;
         if mounts_usr {
             mount(c"/usr", c"usr", c"", libc::MS_BIND)?;
+        }
+        if is_slave {
+            // What waits outside keeps those that these are slaves of.
+            mount(c"none", c"/", c"", libc::MS_REC | libc::MS_SHARED)?;
+            check(libc::unshare(libc::CLONE_NEWNS))?;
+            mount(c"none", c"/", c"", libc::MS_REC | libc::MS_SLAVE)?;
+            check(libc::chdir(root.as_ptr()))?;
         }
         mount(c"proc", c"proc", c"proc", 0)?;
         mount(c"tmpfs", c"tmp", c"tmpfs", 0)?;

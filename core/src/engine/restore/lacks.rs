@@ -241,5 +241,10 @@ mod tests {
         assert_eq!(names("CRIU"), 1, "{found:?}");
         assert_eq!(names("stdout was not a pipe"), 1, "{found:?}");
         assert!(!lacks(&manifest, how(false)).iter().any(|reason| reason.contains("in use")));
+        // Whoever receives a program gives it no root directory.
+        manifest.sections.extend(sections::container(&[]));
+        let found = lacks(&manifest, how(true));
+        assert!(found.iter().any(|reason| reason.contains("needs a root")), "{found:?}");
+        assert!(!found.iter().any(|reason| reason.contains("/no/such/file")), "{found:?}");
     }
 }

@@ -121,3 +121,29 @@ fn clone_to(
     // With nobody so far. A mount that was a slave of one outside becomes one of this, which CRIU requires.
     Ok(rustix::mount::mount_change(to, MountPropagationFlags::SHARED)?)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What CRIU makes is made by what the files of an image say.
+    #[test]
+    fn a_process_with_other_mounts_is_refused() {
+        let staged = |id| Staged { root: "/".into(), external: Vec::new(), id };
+        let own = ns::own_root().expect("it is there");
+        let refused = |staged: &Staged, pid| {
+            matches!(staged.refuse_others(pid), Err(ContainerError::OtherRoot { .. }))
+        };
+        assert!(refused(&staged(own), std::process::id()), "these are the mounts of the host");
+        let mut command = std::process::Command::new("unshare");
+        let mut child = command.args(["--mount", "sleep", "600"]).spawn().expect("it starts");
+        let mounts = |pid: u32| Namespace::of(pid, "mnt").and_then(|mounts| mounts.id()).ok();
+        while mounts(child.id()) == mounts(std::process::id()) {
+            std::thread::yield_now();
+        }
+        assert!(refused(&staged((own.0, own.1 + 1)), child.id()), "it has another root");
+        staged(own).refuse_others(child.id()).expect("it has this root, and mounts of its own");
+        child.kill().expect("it is killed");
+        child.wait().expect("it ends");
+    }
+}
