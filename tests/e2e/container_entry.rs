@@ -172,14 +172,10 @@ fn mounts_of_its_own_below_the_root_of_the_host_are_refused_with_what_to_do() ->
     let id = program.id();
     let children = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children"))?;
     let pid = children.split_whitespace().next().map_or(id.to_string(), str::to_owned);
-    for more in [&["--dry-run"][..], &["-o", "image"]] {
-        let output = lab.run([&["dump", "--pid", &pid], more].concat())?;
-        refused(
-            &output,
-            1,
-            &["mounts of its own", &format!("nsenter --target {pid} --mount gpucr")],
-        )?;
-    }
+    let words = ["mounts of its own", &format!("nsenter --target {pid} --mount gpucr")];
+    let output = lab.run(["dump", "--dry-run", "--pid", &pid])?;
+    ensure!(words.iter().all(|word| show(&output).contains(word)), "{}", show(&output));
+    refused(&lab.run(["dump", "--pid", &pid, "-o", "image"])?, 1, &words)?;
     let mut inside = Command::new("nsenter");
     inside.args(["--target", &pid, "--mount"]).arg(gpucr_tests::binary("gpucr"));
     inside.args(["dump", "--pid", &pid, "-o"]).arg(lab.path("image"));

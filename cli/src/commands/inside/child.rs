@@ -5,13 +5,16 @@ use std::process::{Child, ExitStatus};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, kill_process, pidfd_open, waitid,
+};
 
 use crate::commands::note;
 use crate::signals::{SignalPlan, stop_self};
 
 /// How often it is looked at.
-const TICK: Duration = Duration::from_millis(100);
+const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 /// How long it may take to come to its end after it was asked to. It gives up by itself much sooner.
 const AT_LAST: Duration = Duration::from_secs(20);
 
@@ -21,6 +24,7 @@ pub(super) fn wait(child: &mut Child, signals: &SignalPlan) -> io::Result<ExitSt
     signals.keep_for_itself(libc::SIGTSTP);
     signals.pass_to(child.id());
     let (mut asked, mut is_told) = (None, false);
+    let process = pidfd_open(Pid::from_child(child), PidfdFlags::empty())?;
     let status = loop {
         if let Some(status) = child.try_wait()? {
             break status;
@@ -31,6 +35,8 @@ pub(super) fn wait(child: &mut Child, signals: &SignalPlan) -> io::Result<ExitSt
             let _ = kill_process(pid, Signal::STOP);
             stop_self();
             let _ = kill_process(pid, Signal::CONT);
+            // That it stopped then is known.
+            let _ = was_stopped(pid);
         }
         if was_stopped(pid) {
             if !std::mem::replace(&mut is_told, true) {
@@ -45,7 +51,8 @@ pub(super) fn wait(child: &mut Child, signals: &SignalPlan) -> io::Result<ExitSt
         {
             let _ = kill_process(pid, Signal::KILL);
         }
-        std::thread::sleep(TICK);
+        // A signal may interrupt it.
+        let _ = poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&TICK));
     };
     signals.keep();
     Ok(status)

@@ -52,7 +52,9 @@ pub(crate) struct RestoreArgs {
     /// program had open or mapped must be there as it was. Where a volume was mounted in the container, or something
     /// else from outside, the same must be mounted in DIR, or given by --mount. What the container had made for itself
     /// (/proc, a tmpfs with its contents) is made again. Two programs can be restored into one DIR, and then share its files.
-    /// Limits of a container runtime (control groups, seccomp of new processes) are not set up: see gpucr-security(7).
+    /// DIR must not be a path through /proc. Limits of a container runtime (control groups, seccomp of new processes) are
+    /// not set up: root of the restored container is root of the host unless its device control group etc. are made
+    /// again by other means. See gpucr-security(7).
     #[arg(long, value_name = "DIR")]
     pub(crate) root: Option<PathBuf>,
     /// What is mounted at PLACE in the restored container, where something from outside was mounted

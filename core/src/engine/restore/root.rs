@@ -45,8 +45,8 @@ pub(super) fn stage(manifest: &Manifest, options: &Options) -> Result<Option<Sta
 pub(super) fn refuse_others(root: u32, staged: Option<&Staged>) -> Result<(), Error> {
     let Some(staged) = staged else { return Ok(()) };
     let tree = Tree::read(root)?;
-    let living = tree.processes.iter().filter(|process| !process.has_ended());
-    Ok(living.map(|process| staged.refuse_others(process.pid)).collect::<Result<(), _>>()?)
+    let mut living = tree.processes.iter().filter(|process| !process.has_ended());
+    Ok(living.try_for_each(|process| staged.refuse_others(process.pid))?)
 }
 
 /// The places at which something from outside was mounted in the container of a program; `None` if it was in none.
