@@ -160,9 +160,11 @@ fn a_migration_is_refused_before_anything_is_started() -> Result<()> {
 #[test]
 fn mounts_of_its_own_below_the_root_of_the_host_are_refused_with_what_to_do() -> Result<()> {
     let lab = Lab::new();
-    let script = "exec \"$GPUCR\" run --device soft -- \"$WORKLOAD\" sgd --step-delay-ms 20 > log 2>&1 < /dev/null";
+    // With nothing open from outside.
+    let script = r#"for fd in /proc/$$/fd/*; do fd=${fd##*/}; [ $fd -le 2 ] || eval "exec $fd>&-"; done
+        exec "$GPUCR" run --device soft -- "$WORKLOAD" sgd --step-delay-ms 20 > log 2>&1 < /dev/null"#;
     let mut command = Command::new("unshare");
-    command.args(["--mount", "setsid", "--wait", "sh", "-c", script]).current_dir(lab.path("."));
+    command.args(["--mount", "setsid", "--wait", "bash", "-c", script]).current_dir(lab.path("."));
     command
         .env("GPUCR", gpucr_tests::binary("gpucr"))
         .env("WORKLOAD", gpucr_tests::binary("workload"));

@@ -10,6 +10,7 @@ use std::net::Shutdown;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::process::{Command, ExitCode, ExitStatus};
+use std::time::Duration;
 
 use gpucr_core::namespace::{self, Entry, HeldProcess};
 use gpucr_core::{image, shield};
@@ -73,10 +74,13 @@ pub(crate) fn run_dump(entry: &Entry, signals: &SignalPlan) -> Outcome {
     told(status, entry)
 }
 
+/// How long a container may take to end after the gpucr there: the kernel ends its first process last.
+const LAST: Duration = Duration::from_secs(5);
+
 /// Removes what there is of an image if all of the container has ended, and the watchdog with it.
 fn remove_unfinished(first: &HeldProcess, asked: Asked) {
     if let Some((target, pid)) = asked.writing
-        && first.has_ended().unwrap_or(false)
+        && first.ends_within(LAST).unwrap_or(false)
     {
         image::remove_unfinished(&target, pid);
     }

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -37,9 +38,17 @@ impl HeldProcess {
     /// # Errors
     /// The kernel has no memory.
     pub fn has_ended(&self) -> io::Result<bool> {
+        self.ends_within(Duration::ZERO)
+    }
+
+    /// Whether it ends in so much time, or has ended.
+    ///
+    /// # Errors
+    /// The kernel has no memory.
+    pub fn ends_within(&self, limit: Duration) -> io::Result<bool> {
         let mut polled = [PollFd::new(&self.process, PollFlags::IN)];
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        Ok(rustix::io::retry_on_intr(|| poll(&mut polled, Some(&now)))? > 0)
+        let limit = Timespec::try_from(limit).map_err(io::Error::other)?;
+        Ok(rustix::io::retry_on_intr(|| poll(&mut polled, Some(&limit)))? > 0)
     }
 
     /// Stops it, and says whether that was needed: not if a signal has stopped it before, and not if it has ended.
