@@ -84,6 +84,26 @@ fn gpucr_killed_in_any_phase_of_a_dump_leaves_the_program_running() -> Result<()
     Ok(())
 }
 
+/// The watchdog of a gpucr that was killed has the program to itself until all of it runs again; another dump waits for
+/// that.
+#[test]
+fn a_dump_waits_for_the_watchdog_of_one_that_was_killed() -> Result<()> {
+    let expected = undisturbed("sgd", &ARGS[..2])?;
+    for phase in ["gate", "checkpoint", "criu"] {
+        let lab = Lab::new();
+        let program = lab.at_work("sgd", &ARGS)?;
+        let output = dump_with(&lab, &program, &[("GPUCR_FAULT", &format!("kill:{phase}"))])?;
+        ensure!(!output.status.success(), "{phase}: {}", show(&output));
+        let image = lab.path("second");
+        let dumped = lab.dump(&program, &image, &["--protocol", "stop"]);
+        dumped.with_context(|| format!("after a death in {phase}"))?;
+        let mut restored = lab.restore(&image, program)?;
+        restored.result()?;
+        ensure!(restored.series() == expected, "{phase}: differs:\n{}", restored.output());
+    }
+    Ok(())
+}
+
 /// Memory that cannot be read from a frozen program is written by CRIU, in a second try; where CRIU writes it in any
 /// case, nothing is read.
 #[test]

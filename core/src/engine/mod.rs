@@ -12,6 +12,7 @@ pub mod interrupted;
 mod kept_files;
 pub mod kinds;
 pub mod launched;
+mod locks;
 pub(crate) mod mapped;
 pub(crate) mod memory;
 pub mod migrate;

@@ -21,7 +21,7 @@ use crate::cuda::{Drivers, HostDriver};
 use crate::engine::cuda_process::{CudaProcess, HasCopies, resume_all};
 use crate::engine::migrate::record::{Record, State};
 use crate::host::criu::{self, Keep};
-use crate::host::process::{ProcessInfo, kill_trees};
+use crate::host::process::{Lock, ProcessInfo, kill_trees};
 use crate::host::shield::shield;
 use crate::image::{self, library};
 
@@ -90,6 +90,12 @@ wire_enum! {
         },
         /// Followed by the userfaultfd of a process that CRIU has made, or of a child of it, whose memory is not all there.
         9 => Memory {},
+        /// Followed by the descriptors of the locks of the processes that gpucr is at work on. They stay held until the
+        /// watchdog ends.
+        10 => Locks {
+            /// How many.
+            count: u32,
+        },
     }
 }
 
@@ -119,6 +125,17 @@ impl Watchdog {
     pub fn start() -> io::Result<Self> {
         let (connection, child) = helper::start("gpucr-watchdog", SUBCOMMAND)?;
         Ok(Self { connection: Arc::new(Mutex::new(connection)), child })
+    }
+
+    /// Hands over copies of the locks, so that nobody else begins with the program before it runs again after gpucr's
+    /// death.
+    ///
+    /// # Errors
+    /// The watchdog has died.
+    pub(super) fn locks(&mut self, locks: &[Lock]) -> io::Result<()> {
+        let mut connection = self.connection.lock();
+        connection.send(&ToWatchdog::Locks { count: locks.len() as u32 })?;
+        connection.send_fds(locks)
     }
 
     /// Tells what a process would lose if gpucr died now.
@@ -247,6 +264,8 @@ pub fn main() -> io::Result<()> {
     let mut connection = helper::connection();
     let (mut cuda_processes, mut unfinished, mut restoring) = (Vec::new(), None, Vec::new());
     let (mut at_work, mut migrating, mut memory) = (None, None, Vec::new());
+    // Held until the end.
+    let mut _locks = Vec::new();
     loop {
         match connection.receive() {
             Ok(ToWatchdog::Adopt { pid, driver, agent, blocks }) => {
@@ -284,6 +303,10 @@ pub fn main() -> io::Result<()> {
                 let Ok(fds) = connection.receive_fds(1) else { break };
                 memory.retain(criu::is_alive);
                 memory.extend(fds);
+            }
+            Ok(ToWatchdog::Locks { count }) => {
+                let Ok(fds) = connection.receive_fds(count as usize) else { break };
+                _locks = fds;
             }
             Ok(ToWatchdog::Migrating { record }) => migrating = Some(record),
             Ok(ToWatchdog::Done {}) => return Ok(()),
@@ -343,11 +366,6 @@ fn bring_back(mut cuda_processes: Vec<CudaProcess>) {
     let mut pause = Duration::from_millis(50);
     loop {
         cuda_processes.retain(|program| !program.process.has_ended());
-        // With the watchdog the memory of a detached program would go: it stays as long as such a
-        // program lives.
-        if cuda_processes.is_empty() {
-            return;
-        }
         // CRIU notices by itself that gpucr is gone and lets the program go.
         if !cuda_processes.iter().any(|program| is_traced(program.process.pid)) {
             let failed: Vec<u32> =
@@ -356,6 +374,11 @@ fn bring_back(mut cuda_processes: Vec<CudaProcess>) {
                     .map(|(pid, _)| pid)
                     .collect();
             cuda_processes.retain(|program| failed.contains(&program.process.pid));
+        }
+        // With the watchdog the memory of a detached program would go: it stays as long as such a
+        // program lives.
+        if cuda_processes.is_empty() {
+            return;
         }
         std::thread::sleep(pause);
         pause = (pause * 2).min(LONGEST_PAUSE);

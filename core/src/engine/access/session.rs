@@ -12,6 +12,7 @@ use crate::base::timeline::Timeline;
 use crate::cuda::{Drivers, HostDriver};
 use crate::engine::cuda_process::{CudaProcess, are_fragile};
 use crate::engine::error::Error;
+use crate::engine::locks;
 use crate::engine::mapped::Mapped;
 use crate::engine::memory::Bulk;
 use crate::host::process::{Agent, Lock, Tree};
@@ -80,11 +81,7 @@ impl Session {
         };
         for process in tree.processes.into_iter().filter(Agent::listens) {
             let pid = process.pid;
-            let lock = Lock::take(&process).map_err(|source| Error::Io {
-                what: format!("cannot take the lock of process {pid}"),
-                source,
-            })?;
-            session._locks.push(lock.ok_or(Error::Busy { pid })?);
+            session._locks.push(locks::take(&process, Some(options.stop.asked()))?);
             if process.is_suspended() {
                 return Err(Error::Suspended { pid });
             }

@@ -124,6 +124,7 @@ impl Checked {
             false => Some(say_farewell(options.pid)?),
         };
         let mut watchdog = Watchdog::start().map_err(Error::Watchdog)?;
+        watchdog.locks(&locks).map_err(Error::Watchdog)?;
         let mut writer = match &options.target {
             Target::Image(destination) => {
                 let target = destination.path();

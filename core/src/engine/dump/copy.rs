@@ -7,7 +7,7 @@ use crossbeam_channel::Receiver;
 use gpucr_wire::Block;
 
 use super::inside;
-use super::task::Task;
+use super::task::{Task, Verdict};
 use crate::base::progress::Progress;
 use crate::base::stop::Stop;
 use crate::engine::error::Error;
@@ -15,7 +15,8 @@ use crate::engine::memory::{Bulk, Saved};
 use crate::image::ImageWriter;
 use crate::store::ChunkId;
 
-/// A copy of bulk memory under way. Dropped before its end it is stopped and waited for.
+/// A copy of bulk memory under way, and the check before it of what was copied ahead, unless that was done already.
+/// Dropped before its end it is stopped and waited for.
 pub(super) struct Copy {
     blocks: Vec<Vec<Block>>,
     /// What copies: `outside` or `inside`, as the report names them.
@@ -38,8 +39,13 @@ enum Work {
         release: Receiver<()>,
         /// Says when no call waits any more for memory that is saved while the programs run, and whether it was saved.
         settled: Receiver<bool>,
+        /// Says what the check has found, if this thread makes one.
+        checked: Option<Receiver<Verdict>>,
     },
 }
+
+/// What is done in the copy's thread before it copies.
+type Check = Box<dyn FnOnce(&mut Bulk, &ImageWriter) -> Result<Verdict, Error> + Send>;
 
 impl Copy {
     /// Starts the copy of what is left. From outside it goes on during the phases that follow,
@@ -55,7 +61,7 @@ impl Copy {
     ) -> Result<Self, Error> {
         let (stop, progress) = (Stop::new(task.options.stop.clone()), task.progress.clone());
         if let Some(bulk) = memory {
-            return Ok(Self::start(bulk, blocks, image, stop, progress));
+            return Ok(Self::start(bulk, blocks, image, stop, progress, None));
         }
         let mut saved = Vec::new();
         for (program, blocks) in task.made.cuda_processes.iter_mut().zip(&blocks) {
@@ -73,6 +79,19 @@ impl Copy {
         Ok(Self::done(blocks, stop, saved))
     }
 
+    /// Starts the check of what was copied ahead, and after it the copy of what it finds missing. Both go on during the
+    /// phases that follow.
+    pub(super) fn after_check(
+        task: &Task<'_>,
+        memory: Bulk,
+        blocks: Vec<Vec<Block>>,
+        image: Arc<ImageWriter>,
+        check: Check,
+    ) -> Self {
+        let (stop, progress) = (Stop::new(task.options.stop.clone()), task.progress.clone());
+        Self::start(memory, blocks, image, stop, progress, Some(check))
+    }
+
     /// Starts a thread that saves all of `bulk`, which is `blocks`, into the image.
     fn start(
         mut bulk: Bulk,
@@ -80,12 +99,23 @@ impl Copy {
         image: Arc<ImageWriter>,
         stop: Stop,
         progress: Arc<dyn Progress>,
+        check: Option<Check>,
     ) -> Self {
-        let hashes = bulk.hashes();
+        // Before the check they are those of memory that may have changed since.
+        let hashes = if check.is_none() { bulk.hashes() } else { None };
         let (released, release) = crossbeam_channel::bounded(1);
         let (all_settled, settled) = crossbeam_channel::bounded(1);
+        let (found, checked) = crossbeam_channel::bounded(1);
+        let checked = check.is_some().then_some(checked);
         let stop_flag = stop.clone();
         let thread = std::thread::spawn(move || {
+            if let Some(check) = check {
+                match check(&mut bulk, &image) {
+                    Ok(verdict) => _ = found.send(verdict),
+                    Err(error) => return (bulk, Err(error)),
+                }
+            }
+            drop(found);
             // The thread that waits for these may have given up.
             let released = || _ = released.send(());
             let settle = |saved| _ = all_settled.send(saved);
@@ -97,7 +127,7 @@ impl Copy {
             by: "outside",
             stop,
             hashes,
-            work: Some(Work::Thread { thread, release, settled }),
+            work: Some(Work::Thread { thread, release, settled, checked }),
         }
     }
 
@@ -116,16 +146,32 @@ impl Copy {
         &self.stop
     }
 
+    /// Waits for the check, if the copy makes one, and gives what it has found.
+    ///
+    /// # Errors
+    /// The check has failed.
+    pub(super) fn checked(&mut self) -> Result<Option<Verdict>, Error> {
+        let Some(Work::Thread { checked: Some(checked), .. }) = &self.work else { return Ok(None) };
+        // No word means that it has failed.
+        checked.recv().map(Some).map_err(|_| self.failure())
+    }
+
+    /// Why the copy's thread has ended without a word.
+    fn failure(&mut self) -> Error {
+        let Some(Work::Thread { thread, .. }) = self.work.take() else {
+            return Error::CopyIncomplete;
+        };
+        joined(thread).1.err().unwrap_or(Error::CopyIncomplete)
+    }
+
     /// Waits until the programs may go on with their memory, and gives each program's blocks with the
     /// chunks that they will have. All memory has been hashed.
     pub(super) fn released(&mut self) -> Result<Vec<Saved>, Error> {
         if let Some(Work::Thread { release, .. }) = &self.work
             && release.recv().is_err()
-            && let Some(Work::Thread { thread, .. }) = self.work.take()
         {
             // No word means that the copy has failed.
-            joined(thread).1?;
-            return Err(Error::CopyIncomplete);
+            return Err(self.failure());
         }
         let hashes = self.hashes.clone().ok_or(Error::CopyIncomplete)?;
         Ok(in_programs(self.blocks.clone(), hashes))

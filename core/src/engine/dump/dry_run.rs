@@ -7,11 +7,12 @@ use crate::base::limits;
 use crate::cuda::Drivers;
 use crate::engine::cuda_process::CudaProcess;
 use crate::engine::error::Error;
+use crate::engine::locks;
 use crate::engine::opened;
 use crate::engine::sharers::Sharers;
 use crate::host::criu::Criu;
+use crate::host::process::Tree;
 use crate::host::process::held::{self, Held, Holdings};
-use crate::host::process::{Lock, Tree};
 
 /// Everything that is known to keep a program from being dumped as things are. What only driver and CRIU can tell, when
 /// the program stands still, is not among it.
@@ -94,16 +95,14 @@ fn of_processes(options: &Options, tree: Tree, found: &mut Vec<Error>) {
     let (before, others) = (found.len(), tree.processes.len() - 1);
     let (mut cuda_processes, mut blocks) = (Vec::new(), 0);
     for process in tree.processes {
-        let pid = process.pid;
-        match Lock::take(&process) {
-            Ok(Some(_lock)) => {}
-            Ok(None) => {
-                found.push(Error::Busy { pid });
-                continue;
-            }
-            Err(source) => {
-                let what = format!("cannot take the lock of process {pid}");
-                found.push(Error::Io { what, source });
+        match locks::take(&process, Some(&options.stop)) {
+            Ok(_lock) => {}
+            Err(error) => {
+                let is_busy = matches!(error, Error::Busy { .. });
+                found.push(error);
+                if is_busy {
+                    continue;
+                }
             }
         }
         match inspect(&process, &drivers, options) {

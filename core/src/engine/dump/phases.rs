@@ -23,8 +23,8 @@ use super::precopy::precopy;
 use super::resume::{self, Lost};
 use super::setback::{Setback, or_keep};
 use super::stop;
-use super::task::Task;
-use super::validate::{ValidationResult, validate};
+use super::task::{Task, Verdict};
+use super::validate::{Known, ValidationResult, validate};
 use crate::base::faults::skipped;
 use crate::base::phase::Phase;
 use crate::engine::access::Extent;
@@ -126,18 +126,19 @@ impl Exported {
     fn validate(self, task: &mut Task<'_>) -> Result<Validated, Setback> {
         let Self { mut prepared, blocks } = self;
         let Prepared { image, memory, .. } = &mut prepared;
-        let known = validate(task, &image.writer, memory.as_mut());
+        let known = validate(task, &image.writer, memory, &blocks);
         let (prepared, known) = or_keep(prepared, known)?;
         Ok(Validated { prepared, blocks, known })
     }
 }
 
-/// After `validate`: it is known which memory the image lacks. With `recopy` the programs are detached. The way back:
-/// they are given their memory again, and the gates are opened.
+/// After `validate`: it is known which memory the image lacks. With `recopy` the programs are detached, and it is being
+/// found out, and copied, during the phases that follow. The way back: they are given their memory again, and the gates
+/// are opened.
 struct Validated {
     prepared: Prepared,
     blocks: Vec<Vec<Block>>,
-    known: ValidationResult,
+    known: Known,
 }
 
 impl Validated {
@@ -170,7 +171,7 @@ fn shadow_and_defer(task: &mut Task<'_>, memory: Option<&mut Bulk>) -> Result<Op
 struct Aside {
     prepared: Prepared,
     blocks: Vec<Vec<Block>>,
-    known: ValidationResult,
+    known: Known,
     late: Option<Late>,
 }
 
@@ -178,12 +179,23 @@ impl Aside {
     /// The phase `copy`, which goes on during the next.
     fn start_copy(self, task: &mut Task<'_>) -> Result<Copying, Setback> {
         let Self { prepared, blocks, known, late } = self;
-        let ValidationResult { left, unchanged } = known;
-        let (prepared, ()) = or_keep(prepared, task.enter(Phase::Copy, Some(left)))?;
-        let Prepared { image, criu, memory } = prepared;
-        let copy = Copy::of(task, memory, blocks, image.writer.clone());
-        let ((image, criu), copy) = or_keep((image, criu), copy)?;
-        Ok(Copying { criu, unsaved: Unsaved { image, copy, unchanged, late } })
+        match known {
+            Known::Now(ValidationResult { left, unchanged }) => {
+                let (prepared, ()) = or_keep(prepared, task.enter(Phase::Copy, Some(left)))?;
+                let Prepared { image, criu, memory } = prepared;
+                let copy = Copy::of(task, memory, blocks, image.writer.clone());
+                let ((image, criu), copy) = or_keep((image, criu), copy)?;
+                Ok(Copying { criu, unsaved: Unsaved { image, copy, unchanged, late } })
+            }
+            Known::Meanwhile(copy) => {
+                let Prepared { image, criu, .. } = prepared;
+                let unsaved = Unsaved { image, copy, unchanged: Vec::new(), late };
+                match task.enter(Phase::Copy, None) {
+                    Ok(()) => Ok(Copying { criu, unsaved }),
+                    Err(error) => Err(unsaved.give_up(error).with(criu)),
+                }
+            }
+        }
     }
 }
 
@@ -235,7 +247,7 @@ impl Checkpointed {
 struct Unsaved {
     image: Unfinished,
     copy: Copy,
-    /// For each program, the blocks that have stayed unchanged all the time.
+    /// For each program, the blocks that have stayed unchanged all the time; empty if the copy finds that out.
     unchanged: Vec<Vec<Extent>>,
     /// What is saved after the programs go on, if anything is.
     late: Option<Late>,
@@ -274,6 +286,13 @@ impl Window for Unsaved {
         }
         let by = copy.by();
         let stored = updated.and_then(|()| task.enter(Phase::Store, None)).and_then(|()| {
+            let unchanged = match copy.checked()? {
+                Some(Verdict { checked, unchanged }) => {
+                    task.account.checked = Some(checked);
+                    unchanged
+                }
+                None => unchanged,
+            };
             let left: Vec<_> = left.iter().flat_map(LeftMemory::files).collect();
             let staged = Staged::take(task, &image.writer, unchanged, &left)?;
             Ok((staged, copy.finish().1?))

@@ -15,6 +15,7 @@ use crate::engine::cuda_process::CudaProcess;
 use crate::engine::device_state::DeviceStates;
 use crate::engine::error::Error;
 use crate::engine::kinds;
+use crate::engine::locks;
 use crate::engine::mapped::Mapped;
 use crate::engine::multicast;
 use crate::engine::opened;
@@ -225,11 +226,7 @@ pub(super) fn check(
     let mut others = Vec::new();
     let mut locks = Vec::new();
     for process in tree.processes {
-        let lock = Lock::take(&process).map_err(|source| Error::Io {
-            what: format!("cannot take the lock of process {}", process.pid),
-            source,
-        })?;
-        locks.push(lock.ok_or(Error::Busy { pid: process.pid })?);
+        locks.push(locks::take(&process, Some(&options.stop))?);
         let inspected = match inspect(&process, drivers, options) {
             // What is asked about a process that ends meanwhile is missing in many ways. The others go on without it.
             Err(_) if process.pid != options.pid && process.is_ending() => continue,

@@ -14,6 +14,7 @@ use crate::base::phase::{Clock, Phase};
 use crate::base::progress::Progress;
 use crate::base::timeline::{Timeline, Track};
 use crate::cuda::{Drivers, Reserver};
+use crate::engine::access::Extent;
 use crate::engine::cuda_process::CudaProcess;
 use crate::engine::error::Error;
 use crate::engine::interrupted::Interrupted;
@@ -84,6 +85,14 @@ pub(super) struct Checked {
     /// The chunks that had changed.
     pub(super) missed: Vec<Miss>,
     pub(super) at: Instant,
+}
+
+/// What a check of all memory has found.
+pub(super) struct Verdict {
+    /// For the report.
+    pub(super) checked: Checked,
+    /// Of each program the blocks that have stayed unchanged all the time.
+    pub(super) unchanged: Vec<Vec<Extent>>,
 }
 
 /// The times for which the programs are stopped.

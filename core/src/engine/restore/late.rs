@@ -2,6 +2,7 @@
 
 use crate::base::progress::Progress;
 use crate::engine::error::Error;
+use crate::engine::locks;
 use crate::host::criu::{OnDemandError, OnDemandMemory};
 use crate::host::process::{Lock, ProcessInfo, kill_trees};
 use crate::image::Manifest;
@@ -11,14 +12,7 @@ use crate::image::Manifest;
 /// # Errors
 /// Another gpucr is at work on one; there is no place for locks.
 pub(super) fn lock(pids: &[u32]) -> Result<Vec<Lock>, Error> {
-    let lock = |pid: &u32| {
-        let process = ProcessInfo::read(*pid)?;
-        let lock = Lock::take(&process).map_err(|source| Error::Io {
-            what: format!("cannot take the lock of process {pid}"),
-            source,
-        })?;
-        lock.ok_or(Error::Busy { pid: *pid })
-    };
+    let lock = |pid: &u32| locks::take(&ProcessInfo::read(*pid)?, None);
     pids.iter().map(lock).collect()
 }
 

@@ -1,13 +1,17 @@
 //! One gpucr at a time for each process.
 //!
-//! A lock is an empty file in a directory that is this user's alone, so nobody else can take it; it is held with
+//! A lock is a file in a directory that is this user's alone, so nobody else can take it; it is held with
 //! flock(2), so the kernel lets go of it when gpucr dies. The file is removed with the lock; of a gpucr that was
 //! killed the next one removes it. A gpucr that makes, takes or removes such a file has the lock of their directory
 //! meanwhile: so nobody holds a file that another one has removed.
+//!
+//! The watchdog of a dump has the descriptors too, so that after gpucr's death nobody begins with a program that does not
+//! run again yet. The file has gpucr's pid: if that has ended while the lock is held, the lock comes free by itself.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Once;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, Dir, FlockOperation, Mode, OFlags};
@@ -20,6 +24,12 @@ use crate::base::runtime_dir;
 const DIR: &str = "locks";
 /// How long another gpucr may have the directory for itself: it needs it for a moment.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// More than the digits of a pid.
+const PID: usize = 16;
+/// How long a watchdog is waited for.
+const WATCHDOG: Duration = Duration::from_secs(60);
+/// The time between two looks whether it has ended.
+const AGAIN: Duration = Duration::from_millis(20);
 
 /// Held by the gpucr that works on a process; let go of on drop, and by the kernel if gpucr dies.
 #[derive(Debug)]
@@ -30,15 +40,28 @@ pub struct Lock {
 }
 
 impl Lock {
-    /// Takes the lock of a process; `None` if another gpucr of this user has it.
+    /// Takes the lock of a process; `None` if another gpucr of this user has it. If it is the watchdog of one that has
+    /// died, which lets the program run again, that is waited for, for at most a minute or until `stop` says so.
     ///
     /// # Errors
     /// There is no place for locks that only this user can write to.
-    pub fn take(process: &ProcessInfo) -> io::Result<Option<Self>> {
+    pub fn take(process: &ProcessInfo, stop: Option<&AtomicBool>) -> io::Result<Option<Self>> {
         static SWEPT: Once = Once::new();
         let dir = runtime_dir::open(DIR)?;
         SWEPT.call_once(|| sweep(&dir));
-        Self::take_in(dir, name(process))
+        let end = Instant::now() + WATCHDOG;
+        loop {
+            match Self::take_in(dir.try_clone()?, name(process))? {
+                Asked::Taken(lock) => return Ok(Some(lock)),
+                Asked::ComesFree
+                    if Instant::now() < end
+                        && !stop.is_some_and(|stop| stop.load(Ordering::Relaxed)) =>
+                {
+                    std::thread::sleep(AGAIN);
+                }
+                Asked::ComesFree | Asked::Held => return Ok(None),
+            }
+        }
     }
 
     /// Whether another gpucr of this user has it. `false` where that cannot be told.
@@ -53,16 +76,47 @@ impl Lock {
         look().unwrap_or(false)
     }
 
-    fn take_in(dir: OwnedFd, name: String) -> io::Result<Option<Self>> {
+    fn take_in(dir: OwnedFd, name: String) -> io::Result<Asked> {
         let alone = Alone::on(&dir)?;
         let flags = OFlags::CREATE | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = rustix::fs::openat(&dir, &name, flags, Mode::RUSR | Mode::WUSR)?;
         if !try_lock(&file)? {
-            return Ok(None);
+            let is_there = holder(&file)?.is_none_or(is_running);
+            return Ok(if is_there { Asked::Held } else { Asked::ComesFree });
         }
+        // What one has left that was killed.
+        rustix::fs::ftruncate(&file, 0)?;
+        rustix::io::pwrite(&file, std::process::id().to_string().as_bytes(), 0)?;
         drop(alone);
-        Ok(Some(Self { name, file, dir }))
+        Ok(Asked::Taken(Self { name, file, dir }))
     }
+}
+
+/// What has come of asking for a lock.
+enum Asked {
+    Taken(Lock),
+    /// Another gpucr has it.
+    Held,
+    /// One that has died had it. Its watchdog has it until the program runs again.
+    ComesFree,
+}
+
+impl AsFd for Lock {
+    /// Whoever has a copy of this descriptor keeps the lock held after gpucr's death.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+/// Who has taken the lock of this file; `None` if it was taken just now.
+fn holder(file: &OwnedFd) -> io::Result<Option<u32>> {
+    let mut pid = [0; PID];
+    let length = rustix::io::pread(file, &mut pid, 0)?;
+    Ok(std::str::from_utf8(&pid[..length]).ok().and_then(|pid| pid.parse().ok()))
+}
+
+fn is_running(pid: u32) -> bool {
+    ProcessInfo::read(pid).is_ok_and(|process| !process.is_ending())
 }
 
 impl Drop for Lock {
@@ -139,31 +193,79 @@ mod tests {
         dir.path().read_dir().expect("it is there").count()
     }
 
+    impl Lock {
+        /// Gives it up as the kernel does when gpucr is killed.
+        fn lose(self) {
+            let mut lock = std::mem::ManuallyDrop::new(self);
+            let nothing = || OwnedFd::from(std::fs::File::open("/dev/null").expect("it is there"));
+            drop(std::mem::replace(&mut lock.file, nothing()));
+        }
+    }
+
+    fn take(dir: &tempfile::TempDir, name: &str) -> Option<Lock> {
+        match Lock::take_in(opened(dir), name.into()).expect("asked") {
+            Asked::Taken(lock) => Some(lock),
+            Asked::Held => None,
+            Asked::ComesFree => panic!("no watchdog has it"),
+        }
+    }
+
     #[test]
     fn a_lock_is_had_once() {
         let process = ProcessInfo::read(std::process::id()).expect("it is this one");
         assert!(!Lock::is_taken(&process));
-        let lock = Lock::take(&process).expect("taken").expect("free");
+        let lock = Lock::take(&process, None).expect("taken").expect("free");
         assert!(Lock::is_taken(&process));
-        assert!(Lock::take(&process).expect("asked").is_none());
+        assert!(Lock::take(&process, None).expect("asked").is_none());
         drop(lock);
-        assert!(Lock::take(&process).expect("taken").is_some());
+        assert!(Lock::take(&process, None).expect("taken").is_some());
     }
 
     #[test]
     fn a_lock_leaves_no_file_and_who_was_killed_leaves_one_for_the_next() {
         let scratch = tempfile::tempdir().expect("a directory");
-        let take = |name: &str| Lock::take_in(opened(&scratch), name.into()).expect("asked");
-        let (first, second) = (take("1-1").expect("free"), take("1-2").expect("free"));
+        let first = take(&scratch, "1-1").expect("free");
+        let second = take(&scratch, "1-2").expect("free");
         drop(second);
         assert_eq!(files(&scratch), 1);
         // A file without a lock, as the kernel leaves it after a death.
         std::fs::write(scratch.path().join("1-3"), "").expect("written");
         sweep(&opened(&scratch));
         assert_eq!(files(&scratch), 1, "one is held, and one is not");
-        assert!(take("1-1").is_none());
+        assert!(take(&scratch, "1-1").is_none());
         drop(first);
         assert_eq!(files(&scratch), 0);
+    }
+
+    /// A gpucr that is killed leaves a watchdog with copies of its descriptors.
+    #[test]
+    fn a_watchdog_holds_a_lock_until_it_ends_and_its_successor_knows_that() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let ask = || Lock::take_in(opened(&scratch), "1-1".into()).expect("asked");
+        let lock = take(&scratch, "1-1").expect("free");
+        let copy = lock.as_fd().try_clone_to_owned().expect("a copy");
+        assert!(matches!(ask(), Asked::Held));
+        lock.lose();
+        let mut ended = std::process::Command::new("true").spawn().expect("started");
+        let pid = ended.id().to_string();
+        std::fs::write(scratch.path().join("1-1"), pid).expect("written");
+        ended.wait().expect("it ends");
+        assert!(matches!(ask(), Asked::ComesFree), "the watchdog has it");
+        drop(copy);
+        let Asked::Taken(lock) = ask() else { panic!("nobody has it") };
+        assert!(matches!(ask(), Asked::Held), "this one is no watchdog's");
+        drop(lock);
+        assert_eq!(files(&scratch), 0);
+    }
+
+    /// What is let go of is free, whoever has copies.
+    #[test]
+    fn a_copy_does_not_outlive_the_end_of_the_work() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let lock = take(&scratch, "1-1").expect("free");
+        let _copy = lock.as_fd().try_clone_to_owned().expect("a copy");
+        drop(lock);
+        assert!(take(&scratch, "1-1").is_some());
     }
 
     #[test]
@@ -175,8 +277,7 @@ mod tests {
             for _ in 0..4 {
                 scope.spawn(|| {
                     for _ in 0..200 {
-                        let lock = Lock::take_in(opened(&scratch), "1-1".into()).expect("asked");
-                        let Some(lock) = lock else { continue };
+                        let Some(lock) = take(&scratch, "1-1") else { continue };
                         assert_eq!(holders.fetch_add(1, Ordering::SeqCst), 0, "two have it");
                         taken.fetch_add(1, Ordering::SeqCst);
                         holders.fetch_sub(1, Ordering::SeqCst);
