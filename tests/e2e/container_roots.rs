@@ -174,26 +174,26 @@ fn mounts_that_a_restore_could_not_make_are_refused() -> Result<()> {
     let program = tree.start(&ARGS, BEFORE)?;
     let pid = program.pid.to_string();
     for name in ["a", "b"] {
-        std::fs::create_dir(tree.join(&format!("work/{name}")))?;
+        std::fs::create_dir(tree.join(&format!("srv/{name}")))?;
     }
     let inside = |args: &[&str]| -> Result<()> {
         let done = finish(Command::new("nsenter").args(["--target", &pid, "--mount"]).args(args))?;
         ensure!(done.status.success(), "{}", show(&done));
         Ok(())
     };
-    let bind = ["/usr/bin/mount", "--no-mtab", "--bind", "/work/a", "/work/b"];
+    let bind = ["/usr/bin/mount", "--no-mtab", "--bind", "/srv/a", "/srv/b"];
     let dry_run = || lab.run(["dump", "--dry-run", "--pid", &pid]);
     inside(&bind)?;
     let output = dry_run()?;
     ensure!(output.status.success(), "{}", show(&output));
     inside(&bind)?;
-    blocked(&dry_run()?, &["/work/b", "hidden by another mount"])?;
-    inside(&["/usr/bin/umount", "--no-mtab", "/work/b"])?;
-    std::fs::remove_dir(tree.join("work/a"))?;
-    blocked(&dry_run()?, &["/work/b", "removed or replaced outside"])?;
+    blocked(&dry_run()?, &["/srv/b", "hidden by another mount"])?;
+    inside(&["/usr/bin/umount", "--no-mtab", "/srv/b"])?;
+    std::fs::remove_dir(tree.join("srv/a"))?;
+    blocked(&dry_run()?, &["/srv/b", "removed or replaced outside"])?;
     let output = lab.run(["dump", "--pid", &pid, "-o", "image"])?;
-    refused(&output, 1, &["/work/b", "removed or replaced outside", "Nothing was changed"])?;
-    inside(&["/usr/bin/umount", "--no-mtab", "/work/b"])?;
+    refused(&output, 1, &["/srv/b", "removed or replaced outside", "Nothing was changed"])?;
+    inside(&["/usr/bin/umount", "--no-mtab", "/srv/b"])?;
     dump(&lab, &program, &[])
 }
 

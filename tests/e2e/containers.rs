@@ -1,6 +1,7 @@
 //! Programs in containers: pid and mount namespaces, and what is made as their first process.
 
 use anyhow::{Context, Result, ensure};
+use gpucr_tests::container::only_child;
 use gpucr_tests::{Lab, Started, binary, finish, refused, show, until};
 
 /// A shell as the first process of a pid namespace, as a container has it: with nothing open from outside but its standard
@@ -70,13 +71,13 @@ fn the_entry_point_of_a_container() -> Result<()> {
     let mut asked =
         start(r#"sh -c "trap 'exit 9' USR1; echo ready; while :; do sleep 0.05; done""#, "log-9")?;
     until("it has its handler", || read("log-9").contains("ready"))?;
-    let first = first_child(asked.id())?;
+    let first = only_child(asked.id())?;
     rustix::process::kill_process(pid(first)?, rustix::process::Signal::USR1)?;
     ensure!(asked.wait()?.code() == Some(9), "{}", read("log-9"));
 
     let mut program = start(r#""$WORKLOAD" sgd --steps 100 --step-delay-ms 20"#, "log")?;
     until("it is at work", || read("log").contains("step "))?;
-    let outer = first_child(first_child(program.id())?)?;
+    let outer = only_child(only_child(program.id())?)?;
     let output = lab.run(["dump", "--pid", &outer.to_string(), "-o", "image"])?;
     ensure!(output.status.success(), "{}", show(&output));
     ensure!(program.wait()?.code() == Some(128 + libc::SIGKILL));
@@ -88,16 +89,6 @@ fn the_entry_point_of_a_container() -> Result<()> {
 
 fn pid(pid: u32) -> Result<rustix::process::Pid> {
     rustix::process::Pid::from_raw(pid as i32).context("a pid")
-}
-
-fn first_child(pid: u32) -> Result<u32> {
-    let mut child = None;
-    until("it has a child", || {
-        let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
-        child = children.ok().and_then(|all| all.split_whitespace().next()?.parse().ok());
-        child.is_some()
-    })?;
-    child.context("a child")
 }
 
 /// A program has gone from the root of its container to the host's, which is mounted there. gpucr would be at the root of the
@@ -118,7 +109,7 @@ fn nothing_of_a_container_is_executed_whose_program_is_at_the_root_of_the_host()
         Started::spawn(command.env("LAB", lab.path(".")).stdin(std::process::Stdio::null()))?;
     let log = || std::fs::read_to_string(lab.path("log")).unwrap_or_default();
     until("it is at work", || log().contains("step "))?;
-    let outer = first_child(first_child(program.id())?)?;
+    let outer = only_child(only_child(program.id())?)?;
     let output = lab.run(["dump", "--pid", &outer.to_string(), "-o", "image"])?;
     refused(&output, 1, &["root directory", "Nothing was changed"])?;
     let before = log().len();
@@ -139,7 +130,7 @@ fn streams_from_outside_of_the_mounts_are_refused_by_name() -> Result<()> {
     until("it is at work", || {
         std::fs::read_to_string(lab.path("log")).unwrap_or_default().contains("step ")
     })?;
-    let outer = first_child(first_child(program.id())?)?;
+    let outer = only_child(only_child(program.id())?)?;
     let output = lab.run(["dump", "--pid", &outer.to_string(), "-o", "image"])?;
     refused(&output, 1, &["mount", "opened outside of its mount namespace", "keeps running"])?;
     rustix::process::kill_process(pid(outer)?, rustix::process::Signal::KILL)?;
@@ -160,7 +151,7 @@ fn another_root_among_the_same_mounts_is_refused_with_what_to_do() -> Result<()>
     let mut program = Started::spawn(&mut in_a_container(&lab, script))?;
     let read = || std::fs::read_to_string(lab.path("log")).unwrap_or_default();
     until("it is at work", || read().contains("step ")).with_context(read)?;
-    let outer = first_child(first_child(program.id())?)?;
+    let outer = only_child(only_child(program.id())?)?;
     let output = lab.run(["dump", "--pid", &outer.to_string(), "-o", "image"])?;
     let words = ["is not that of its mounts", "installed below that root", "Nothing was changed"];
     refused(&output, 1, &words)?;

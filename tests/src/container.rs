@@ -19,7 +19,7 @@ use crate::started::Started;
 /// Where the programs are in a container's tree.
 const PROGRAMS: &str = "opt";
 /// Directories that every tree has.
-const DIRECTORIES: [&str; 8] = ["dev", "opt", "old", "proc", "tmp", "usr", "var/lib", "work"];
+const DIRECTORIES: [&str; 8] = ["dev", "opt", "old", "proc", "srv", "tmp", "usr", "var/lib"];
 /// The devices that programs need: their names and minor numbers.
 const DEVICES: [(&str, u32); 4] = [("null", 3), ("zero", 5), ("random", 8), ("urandom", 9)];
 
@@ -94,9 +94,9 @@ impl RootTree {
         self.path.join(path.trim_start_matches('/'))
     }
 
-    /// What the workload has written to `/work/log`.
+    /// What the workload has written to `/srv/log`.
     pub fn log(&self) -> String {
-        std::fs::read_to_string(self.join("work/log")).unwrap_or_default()
+        std::fs::read_to_string(self.join("srv/log")).unwrap_or_default()
     }
 
     /// The lines there that belong to the computation.
@@ -110,7 +110,7 @@ impl RootTree {
     /// # Errors
     /// The file cannot be written.
     pub fn allow(&self, steps: usize) -> Result<()> {
-        Ok(std::fs::write(self.join("work/pace"), vec![b'.'; steps])?)
+        Ok(std::fs::write(self.join("srv/pace"), vec![b'.'; steps])?)
     }
 
     /// Has a command run as the first process of a new container with this root; its program and arguments are those that the
@@ -126,7 +126,7 @@ impl RootTree {
         Ok(())
     }
 
-    /// Starts a workload under gpucr in a new container, up to some step, with a log and a pace in `/work`.
+    /// Starts a workload under gpucr in a new container, up to some step, with a log and a pace in `/srv`.
     ///
     /// # Errors
     /// It does not start, or does not come so far.
@@ -185,7 +185,7 @@ impl RootTree {
     ) -> Result<InContainer> {
         self.allow(steps)?;
         let run = ["/opt/gpucr", "run", "--device", "soft", "--", "/opt/workload"];
-        let whole = [first, &run, args, &["--log", "/work/log", "--pace", "/work/pace"]].concat();
+        let whole = [first, &run, args, &["--log", "/srv/log", "--pace", "/srv/pace"]].concat();
         let mut command = Command::new(whole[0]);
         command.args(&whole[1..]);
         // SAFETY: whatever is given makes system calls alone.
@@ -221,7 +221,11 @@ fn drop_from_bound(capabilities: &[i32]) -> io::Result<()> {
     capabilities.iter().try_for_each(|it| drop(it).map(|_| ()))
 }
 
-fn only_child(pid: u32) -> Result<u32> {
+/// The child of a process, which has one or is about to.
+///
+/// # Errors
+/// It does not get one.
+pub fn only_child(pid: u32) -> Result<u32> {
     let mut child = None;
     until("it has a child", || {
         let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
