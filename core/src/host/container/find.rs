@@ -51,6 +51,13 @@ impl Container {
             return Ok(None);
         }
         let unreadable = |source| ContainerError::Unreadable { pid, source };
+        // A file system there may be the program's own, or one that never answers.
+        let look = move || Ok(Self::look_at(pid));
+        within(PATIENCE, SILENT, look).map_err(unreadable)?.map(Some)
+    }
+
+    fn look_at(pid: u32) -> Result<Self, ContainerError> {
+        let unreadable = |source| ContainerError::Unreadable { pid, source };
         let place = Namespace::of(pid, "mnt").and_then(|mounts| ns::root_of_mounts(&mounts));
         let place = place.map_err(unreadable)?;
         // The kernel tells the paths of open files from the root of all mounts.
@@ -60,13 +67,6 @@ impl Container {
         if place == ns::own_root().map_err(unreadable)? {
             return Err(ContainerError::OwnMounts { pid });
         }
-        // A file system there may be the program's own, or one that never answers.
-        let look = move || Ok(Self::look_at(pid));
-        within(PATIENCE, SILENT, look).map_err(unreadable)?.map(Some)
-    }
-
-    fn look_at(pid: u32) -> Result<Self, ContainerError> {
-        let unreadable = |source| ContainerError::Unreadable { pid, source };
         let tree = FileTree::below(Path::new(&format!("/proc/{pid}/root"))).map_err(unreadable)?;
         let seen = seen(pid).map_err(unreadable)?;
         let all = mounts(pid).map_err(unreadable)?;

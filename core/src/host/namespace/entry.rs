@@ -6,6 +6,7 @@ use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
+use std::time::Duration;
 
 use rustix::process::Signal;
 use rustix::thread::LinkNameSpaceType;
@@ -13,7 +14,13 @@ use rustix::thread::LinkNameSpaceType;
 use super::process::HeldProcess;
 use super::refusal::EntryError;
 use super::{pids, tracers};
+use crate::base::time_limit::within;
 use crate::host::ns::{self, Id, Namespace, own_mounts};
+
+/// How long the root directory of a program may take to be looked at.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// What is said of one that takes longer.
+const SILENT: &str = "the file system of the program's root directory does not answer";
 
 /// How gpucr gets to a process in a pid namespace of its own. All of it belongs to the process that was looked at, even if
 /// that ends and another one gets its pid.
@@ -70,17 +77,25 @@ pub fn entry(pid: u32) -> Result<Option<Entry>, EntryError> {
 fn possible_entry(pid: u32) -> io::Result<Option<Entry>> {
     let process = HeldProcess::open(pid)?;
     let (its, mounts) = (Namespace::of(pid, "pid")?, Namespace::of(pid, "mnt")?);
-    let (users, root) = (Namespace::of(pid, "user")?, ns::root_of(pid)?);
+    if its.id()? == Namespace::own("pid")?.id()? {
+        return Ok(None);
+    }
+    let users = Namespace::of(pid, "user")?;
+    // The root directory may be of a file system that never answers.
+    let look = move || {
+        let own = ns::own_root()?;
+        // Its root may be a place where this host's is mounted: gpucr would be at that of its mounts.
+        let takes_mounts = ns::root_of(pid)? == own && ns::root_of_mounts(&mounts)? == own;
+        Ok((takes_mounts, mounts, own))
+    };
+    let (takes_mounts, mounts, own) = within(PATIENCE, SILENT, look)?;
     let status = procfs::process::Process::new(pid as i32).and_then(|process| process.status());
     let inner = status.map_err(io::Error::other)?.nspid.and_then(|pids| pids.last().copied());
     // All of that was its own, if it has not ended by now.
-    if process.has_ended()? || its.id()? == Namespace::own("pid")?.id()? {
+    if process.has_ended()? {
         return Ok(None);
     }
     let Some(inner) = inner.and_then(|inner| u32::try_from(inner).ok()) else { return Ok(None) };
-    let own = ns::own_root()?;
-    // Its root may be a place where this host's is mounted: gpucr would be at that of its mounts.
-    let takes_mounts = root == own && ns::root_of_mounts(&mounts)? == own;
     // What is mounted there is executed by gpucr: only who could mount it here may have done so.
     if takes_mounts && !mounts.is_of_own_users()?
         || !its.is_of_own_users()?

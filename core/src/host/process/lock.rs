@@ -6,10 +6,12 @@
 //! meanwhile: so nobody holds a file that another one has removed.
 //!
 //! The watchdog of a dump has the descriptors too, so that after gpucr's death nobody begins with a program that does not
-//! run again yet. The file has gpucr's pid: if that has ended while the lock is held, the lock comes free by itself.
+//! run again yet. The file has gpucr's pid and the inode of its pid namespace: if that process has ended while the lock is
+//! held, the lock comes free by itself. Of a gpucr in another namespace nobody can tell that.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -24,8 +26,8 @@ use crate::base::runtime_dir;
 const DIR: &str = "locks";
 /// How long another gpucr may have the directory for itself: it needs it for a moment.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// More than the digits of a pid.
-const PID: usize = 16;
+/// More than the digits of an inode and a pid.
+const HOLDER: usize = 40;
 /// How long a watchdog is waited for.
 const WATCHDOG: Duration = Duration::from_secs(60);
 /// The time between two looks whether it has ended.
@@ -81,12 +83,13 @@ impl Lock {
         let flags = OFlags::CREATE | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = rustix::fs::openat(&dir, &name, flags, Mode::RUSR | Mode::WUSR)?;
         if !try_lock(&file)? {
-            let is_there = holder(&file)?.is_none_or(is_running);
-            return Ok(if is_there { Asked::Held } else { Asked::ComesFree });
+            let has_ended = holder(&file)?.is_some_and(|pid| !is_running(pid));
+            return Ok(if has_ended { Asked::ComesFree } else { Asked::Held });
         }
         // What one has left that was killed.
         rustix::fs::ftruncate(&file, 0)?;
-        rustix::io::pwrite(&file, std::process::id().to_string().as_bytes(), 0)?;
+        let own = format!("{} {}", own_namespace()?, std::process::id());
+        rustix::io::pwrite(&file, own.as_bytes(), 0)?;
         drop(alone);
         Ok(Asked::Taken(Self { name, file, dir }))
     }
@@ -108,11 +111,18 @@ impl AsFd for Lock {
     }
 }
 
-/// Who has taken the lock of this file; `None` if it was taken just now.
+/// The pid of who has taken the lock of this file; `None` if that is in another pid namespace.
 fn holder(file: &OwnedFd) -> io::Result<Option<u32>> {
-    let mut pid = [0; PID];
-    let length = rustix::io::pread(file, &mut pid, 0)?;
-    Ok(std::str::from_utf8(&pid[..length]).ok().and_then(|pid| pid.parse().ok()))
+    let mut said = [0; HOLDER];
+    let length = rustix::io::pread(file, &mut said, 0)?;
+    let said = std::str::from_utf8(&said[..length]).ok().and_then(|said| said.split_once(' '));
+    let own = own_namespace()?.to_string();
+    Ok(said.filter(|(namespace, _)| *namespace == own).and_then(|(_, pid)| pid.parse().ok()))
+}
+
+/// The inode of this process's pid namespace.
+fn own_namespace() -> io::Result<u64> {
+    Ok(std::fs::metadata("/proc/self/ns/pid")?.ino())
 }
 
 fn is_running(pid: u32) -> bool {
@@ -247,9 +257,16 @@ mod tests {
         assert!(matches!(ask(), Asked::Held));
         lock.lose();
         let mut ended = std::process::Command::new("true").spawn().expect("started");
-        let pid = ended.id().to_string();
-        std::fs::write(scratch.path().join("1-1"), pid).expect("written");
+        let pid = ended.id();
         ended.wait().expect("it ends");
+        let taken_in = |namespace: u64| {
+            let holder = format!("{namespace} {pid}");
+            std::fs::write(scratch.path().join("1-1"), holder).expect("written");
+        };
+        let own = own_namespace().expect("there is one");
+        taken_in(own + 1);
+        assert!(matches!(ask(), Asked::Held), "that pid is another one's there");
+        taken_in(own);
         assert!(matches!(ask(), Asked::ComesFree), "the watchdog has it");
         drop(copy);
         let Asked::Taken(lock) = ask() else { panic!("nobody has it") };
