@@ -103,7 +103,8 @@ def waited_for(args, out, images):
 def cost(args, out):
     command, ways = PROGRAM + ["cost"], {
         "plain": [], "block": ["--interruptible", "*"],
-        "loop": ["--interruptible", "*", "--interrupt-level", "loop"]}
+        "loop": ["--interruptible", "*", "--interrupt-level", "loop"],
+        "auto": ["--interruptible", "auto", "--interrupt-level", "loop"]}
     times = {way: {} for way in ways}
     for number in range(args.rounds):
         for way, flags in ways.items():
@@ -115,10 +116,11 @@ def cost(args, out):
                 if line.startswith("cost "):
                     _, name, ms = line.split()
                     times[way].setdefault(name, []).append(float(ms))
-    print(f"{'kernel/blocks':<20} {'ms':>9} {'block':>9} {'more':>7} {'loop':>9} {'more':>7}")
+    print(f"{'kernel/blocks':<20} {'ms':>9} {'block':>9} {'more':>7} {'loop':>9} {'more':>7} "
+          f"{'auto':>9} {'more':>7}")
     for name, plain in times["plain"].items():
         base = statistics.median(plain)
-        twins = [statistics.median(times[way][name]) for way in ("block", "loop")]
+        twins = [statistics.median(times[way][name]) for way in ("block", "loop", "auto")]
         cells = " ".join(f"{ms:>9.2f} {100 * (ms / base - 1):>6.1f}%" for ms in twins)
         print(f"{name:<20} {base:>9.2f} {cells}")
 

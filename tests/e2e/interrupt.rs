@@ -13,6 +13,9 @@ const LOOPS: &str = "long-loops";
 /// A kernel of few blocks whose threads meet again and again.
 const BARRIERS: &str = "long-barriers";
 
+/// A kernel of very many blocks that loop for a short time.
+const ROUNDS: &str = "long-rounds";
+
 /// A kernel of few blocks that loop, and keep something in memory of their threads.
 const AGAIN: &str = "long-again";
 /// The same, which writes where it reads.
@@ -46,10 +49,10 @@ fn start_with(
 }
 
 /// Starts the workload so that kernels can be interrupted that take long, and waits until one has.
-fn start_auto(lab: &Lab, args: &[&str]) -> Result<Program> {
+fn start_auto(lab: &Lab, name: &str, level: &str, args: &[&str]) -> Result<Program> {
     let mut command = lab.gpucr();
-    command.args(["run", "--device", "soft", "--interruptible=auto", "--"]);
-    command.arg(gpucr_tests::binary("workload")).arg(NAME).args(args);
+    command.args(["run", "--device", "soft", "--interruptible=auto", "--interrupt-level", level]);
+    command.arg("--").arg(gpucr_tests::binary("workload")).arg(name).args(args);
     let mut program = lab.spawn(command, "log")?;
     program.wait_for("launched 2")?;
     Ok(program)
@@ -146,12 +149,36 @@ fn a_kernel_is_dumped_and_restored_twice_before_it_ends() -> Result<()> {
 
 #[test]
 fn a_kernel_that_took_long_is_interrupted_the_next_time() -> Result<()> {
-    let expected = undisturbed(NAME, &STEPS)?;
+    is_interrupted_the_next_time(NAME, "block", "block")
+}
+
+#[test]
+fn a_kernel_that_took_long_in_many_rounds_is_interrupted_between_them() -> Result<()> {
+    is_interrupted_the_next_time(ROUNDS, "loop", "block")
+}
+
+#[test]
+fn a_kernel_whose_blocks_took_long_is_interrupted_inside_of_them() -> Result<()> {
+    is_interrupted_the_next_time(LOOPS, "loop", "loop")
+}
+
+/// With `auto`, and where `asked` says, a kernel of the workload is interrupted at the level of this name.
+fn is_interrupted_the_next_time(workload: &str, asked: &str, level: &str) -> Result<()> {
+    let expected = undisturbed(workload, &STEPS)?;
     sometime(|| {
         let (lab, pace) = (Lab::new(), paced()?);
-        let program = start_auto(&lab, &[&STEPS[..], &["--pace", pace.file()]].concat())?;
+        let args = [&STEPS[..], &["--pace", pace.file()]].concat();
+        let program = start_auto(&lab, workload, asked, &args)?;
         let report = dump(&lab, &program, "image", &[])?;
-        let was_interrupted = done(&report, &program)?.is_some();
+        // On a busy machine short blocks may have taken long.
+        let was_interrupted = match interrupted(&report)? {
+            None => false,
+            Some(one) => {
+                ensure!(one["kernel"] == workload.replace('-', "_"), "{one}");
+                ensure!(one["done"].as_u64() < one["blocks"].as_u64(), "it came to its end");
+                one["level"] == level
+            }
+        };
         pace.allow_all()?;
         let program = lab.restore(&lab.path("image"), program)?;
         ends_well(program, &expected)?;

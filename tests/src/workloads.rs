@@ -47,8 +47,8 @@ pub const MULTICAST: &str = "multicast";
 pub const HOST: [&str; 3] = ["host-memory", "host-memory-alone", "addresses"];
 
 /// Workloads whose kernels are interrupted; `e2e/interrupt.rs` has it.
-pub const INTERRUPTED: [&str; 5] =
-    ["long-again", "long-blocks", "long-barriers", "long-in-place", "long-loops"];
+pub const INTERRUPTED: [&str; 6] =
+    ["long-again", "long-blocks", "long-barriers", "long-in-place", "long-loops", "long-rounds"];
 
 /// Workloads that may be restored a second time, in full, after a restore on demand: two follow pointers which lie in
 /// memory, and of a CUDA process that is no child of gpucr nobody knows how it ended.

@@ -1,5 +1,5 @@
-//! A kernel of many blocks that takes long, or one of few blocks that take long, in loops or with barriers, and threads that
-//! wait for it in every way.
+//! A kernel of many blocks that takes long, be they long or short, or one of few blocks that take long, in loops or with
+//! barriers, and threads that wait for it in every way.
 //!
 //! Each thread of the kernel goes on with a sequence of numbers so many times that the host can only jump there. The threads of
 //! many blocks meet before that, so that they cannot be interrupted on their way.
@@ -165,6 +165,10 @@ const THREADS: u32 = 32;
 const THREADS_TOGETHER: usize = 64;
 /// Blocks for each core: a software driver runs as many at a time, and the kernel takes long on any machine.
 const BLOCKS: u32 = 60;
+/// Of the largest blocks. A multiprocessor runs two at a time, and a software driver has one for each core.
+const MOST_THREADS: u32 = 1024;
+/// How often all multiprocessors get new ones.
+const ROUNDS: u32 = 1000;
 
 /// What becomes of a number after so many steps.
 fn jump(number: u32, mut times: u32) -> u32 {
@@ -225,14 +229,21 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
     let blocks = run.pick(BLOCKS * cores, 2 * BLOCKS * cores, 1 << 14);
     let times = run.pick(1_500_000, 1_500_000, 100_000_000);
-    run_each(run, "long_blocks", "bar.sync 0;", blocks, times)
+    run_each(run, "long_blocks", "bar.sync 0;", Shape::of(blocks, THREADS), times)
+}
+
+/// Runs the workload with very many blocks, none of which takes long.
+pub(crate) fn run_rounds(run: &mut Run) -> Result<()> {
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
+    let blocks = 2 * cores * run.pick(ROUNDS, 2 * ROUNDS, 10 * ROUNDS);
+    run_each(run, "long_rounds", "", Shape::of(blocks, MOST_THREADS), 800)
 }
 
 /// Runs the workload with few blocks: no core has two of them.
 pub(crate) fn run_loops(run: &mut Run) -> Result<()> {
     let blocks = std::thread::available_parallelism().map_or(1, |n| n.get() as u32).min(60);
     let times = run.pick(90_000_000, 180_000_000, 2_000_000_000);
-    run_each(run, "long_loops", "", blocks, times)
+    run_each(run, "long_loops", "", Shape::of(blocks, THREADS), times)
 }
 
 /// Runs the workload with few blocks whose threads meet again and again.
@@ -248,10 +259,9 @@ pub(crate) fn run_barriers(run: &mut Run) -> Result<()> {
 }
 
 /// Runs the workload with threads that have nothing to do with each other.
-fn run_each(run: &mut Run, name: &str, meet: &str, blocks: u32, times: u32) -> Result<()> {
+fn run_each(run: &mut Run, name: &str, meet: &str, shape: Shape, times: u32) -> Result<()> {
     // Modules keep their text as long as the program runs.
     let text = PTX.replace("NAME", name).replace("MEET", meet).leak();
-    let shape = Shape::of(blocks, THREADS);
     run_with(run, name, text, shape, times, Memory::One, |words, step| {
         words.iter_mut().for_each(|word| *word = jump(word.wrapping_add(step), times));
     })

@@ -67,7 +67,7 @@ use report::{Run, Size};
 
 type Workload = fn(&mut Run) -> Result<()>;
 
-const WORKLOADS: [(&str, Workload); 55] = [
+const WORKLOADS: [(&str, Workload); 56] = [
     ("sgd", sgd::run),
     ("adam", adam::run),
     ("attention", attention::run),
@@ -122,6 +122,7 @@ const WORKLOADS: [(&str, Workload); 55] = [
     ("long-barriers", long_blocks::run_barriers),
     ("long-in-place", long_blocks::run_in_place),
     ("long-loops", long_blocks::run_loops),
+    ("long-rounds", long_blocks::run_rounds),
     ("random", random::run),
 ];
 

@@ -14,7 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::layout::{Layout, Shape};
-use super::lengths::Length;
+use super::lengths::{Grid, Length};
 use super::twins::{self, Entry, Relaxed, Twin};
 use crate::abi::real;
 use crate::abi::types::{Code, ERROR_NOT_READY, SUCCESS};
@@ -67,7 +67,7 @@ pub(super) struct Instance {
     pub(super) event: u64,
     pub(super) state: State,
     /// If it depends on that whether the kernel may be interrupted.
-    pub(super) length: Option<Arc<Length>>,
+    pub(super) length: Option<(Arc<Length>, Grid)>,
     /// So many of its blocks were done when it was looked at last.
     pub(super) done: u64,
     /// How often it was interrupted since a block of it came to its end.
@@ -156,8 +156,8 @@ impl Table {
         let over = |one: &&Instance| one.state == State::Running && is_over(one.event);
         let over: Vec<Instance> = self.instances.iter().filter(over).cloned().collect();
         for one in over {
-            if let Some(length) = &one.length {
-                length.observed(one.since.elapsed());
+            if let Some((length, grid)) = &one.length {
+                length.observed(one.since.elapsed(), *grid);
             }
             self.end(one.number);
         }

@@ -7,7 +7,7 @@ use gpucr_rewrite::control;
 
 use super::instances::{Control, HOLD, Instance, LEGACY, Launching, State, with};
 use super::layout::{Layout, Shape};
-use super::lengths::{self, Length, Next};
+use super::lengths::{self, Grid, Length, Next};
 use super::repeat::Repeat;
 use super::twins::{self, Entry, Found, Inside, Relaxed, Twin};
 use crate::abi::real::{self, check};
@@ -85,6 +85,13 @@ fn with_twin(launch: &Launch, stream: u64) -> Option<Code> {
     if gate::capturing() {
         return no("a stream was being captured");
     }
+    let [gx, gy, gz, bx, by, bz] = form.shape;
+    let blocks = control::blocks([gx, gy, gz])?;
+    let threads: u64 = [bx, by, bz].iter().map(|size| u64::from(*size)).product();
+    let shape = Shape { blocks, threads };
+    let resident = || resident(device, threads);
+    let rounds = || resident().map_or(1, |resident| blocks.div_ceil(resident));
+    let grid = || Grid { blocks, rounds: rounds() };
     let twin = match (&found.length, &found.twin) {
         (None, twin) => twin.clone()?,
         (Some(length), twin) => match (length.next(), twin) {
@@ -92,16 +99,12 @@ fn with_twin(launch: &Launch, stream: u64) -> Option<Code> {
             (Next::Measure, _) => {
                 let arguments = launch.packed(kernel)?;
                 let enqueue = || packed::launch(launch.handle, form, stream, &arguments);
-                return length.measure(context, stream, enqueue);
+                return length.measure(context, stream, grid(), enqueue);
             }
             (Next::Long, Some(twin)) => twin.clone(),
             (Next::Long, None) => first_twin(context, launch.handle, stream, length)?,
         },
     };
-    let [gx, gy, gz, bx, by, bz] = form.shape;
-    let blocks = control::blocks([gx, gy, gz])?;
-    let threads: u64 = [bx, by, bz].iter().map(|size| u64::from(*size)).product();
-    let shape = Shape { blocks, threads };
     let mut arguments = launch.packed(&twin.kernel)?;
     let is_blocking = is_blocking(stream)?;
     let Some(launching) = Launching::begin(stream, ALONE) else {
@@ -110,7 +113,7 @@ fn with_twin(launch: &Launch, stream: u64) -> Option<Code> {
     let _relaxed = Relaxed::now();
     let admits = |entry: &Entry| entry.admits(launch.handle, threads, form.shared);
     let prepare = |layout: &Layout| prepare(context, device, layout.bytes).ok();
-    let layout = |inside| Layout::inside(inside, shape, form.shared, resident(device, threads)?);
+    let layout = |inside| Layout::inside(inside, shape, form.shared, resident()?);
     let may_repeat = |repeat: &Repeat| match repeat.admits(&twin.kernel, launch) {
         Ok(()) => true,
         Err(why) => {
@@ -118,7 +121,8 @@ fn with_twin(launch: &Launch, stream: u64) -> Option<Code> {
             false
         }
     };
-    let chosen = choose(&twin, shape, admits, layout, may_repeat, prepare);
+    let between = found.length.as_ref().is_some_and(|length| length.has_short_blocks());
+    let chosen = choose(&twin, shape, between, admits, layout, may_repeat, prepare);
     let Chosen { entry, layout, control, event } = match chosen {
         Ok(chosen) => chosen,
         Err(why) => return no(why),
@@ -143,7 +147,7 @@ fn with_twin(launch: &Launch, stream: u64) -> Option<Code> {
         shape,
         event,
         state: State::Running,
-        length: found.length.clone(),
+        length: found.length.clone().map(|length| (length, grid())),
         done: 0,
         in_vain: 0,
         since: Instant::now(),
@@ -207,20 +211,23 @@ struct Chosen {
 }
 
 /// The twin that is interrupted inside of its blocks, if there is one and not too much would be saved; or else the one that
-/// is aborted, if this launch may be begun again; or else the first one. Why none can be launched.
+/// is aborted, if this launch may be begun again; or else, or if it is to be interrupted `between` blocks, the first one.
+/// Why none can be launched.
 fn choose(
     twin: &Twin,
     shape: Shape,
+    between: bool,
     admits: impl Fn(&Entry) -> bool,
     layout: impl Fn(Inside) -> Option<Layout>,
     may_repeat: impl Fn(&Repeat) -> bool,
     prepare: impl Fn(&Layout) -> Option<(Control, u64)>,
 ) -> Result<Chosen, &'static str> {
-    let inside = twin.inside.filter(|(entry, _)| admits(entry)).and_then(|(entry, inside)| {
+    let inside = || {
+        let (entry, inside) = twin.inside.filter(|(entry, _)| admits(entry))?;
         let layout = layout(inside)?;
         let (control, event) = prepare(&layout)?;
         Some(Chosen { entry, layout, control, event })
-    });
+    };
     let aborted = || {
         let aborted = twin.aborted.as_ref();
         let (entry, repeat) = aborted.filter(|(entry, _)| admits(entry))?;
@@ -231,7 +238,7 @@ fn choose(
         let (control, event) = prepare(&layout)?;
         Some(Chosen { entry: *entry, layout, control, event })
     };
-    if let Some(chosen) = inside.or_else(aborted) {
+    if !between && let Some(chosen) = inside().or_else(aborted) {
         return Ok(chosen);
     }
     if !admits(&twin.between) {

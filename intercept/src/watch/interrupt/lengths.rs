@@ -20,6 +20,11 @@ use crate::watch::own;
 
 /// A kernel that takes so long can be interrupted.
 const LONG: Duration = Duration::from_millis(20);
+/// A dump may wait so long for blocks to end.
+const SOON: Duration = Duration::from_millis(75);
+/// On an H200, blocks of a twin begin every 5 ns at best, since each writes to the control block. If those of the kernel
+/// itself come in less than this time, nanoseconds, a twin might take longer.
+const TINY: u128 = 20;
 /// So many launches in a row that were shorter, and its kernel is launched as it is.
 const SHORT_IN_A_ROW: u32 = 8;
 /// The first launches of a kernel are measured.
@@ -40,13 +45,25 @@ struct State {
     /// Since it has been measured, or is again.
     launches: u64,
     /// A launch that may be under way.
-    measured: Option<Events>,
+    measured: Option<(Events, Grid)>,
     is_long: bool,
+    /// A launch took long, but its blocks are too short for a twin.
+    is_tiny: bool,
+    /// No round of a launch is known to have taken longer.
+    round: Duration,
     /// Launches in a row that were not long, though it was.
     short: u32,
     /// How often its twin could not be loaded since the device was busy, and launches that are left until that is tried
     /// again.
     busy: (u32, u64),
+}
+
+/// How large the grid of a launch is.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Grid {
+    pub(super) blocks: u64,
+    /// So many times as many blocks as can run at a time.
+    pub(super) rounds: u64,
 }
 
 /// Two events, which are recorded before and behind a launch.
@@ -100,11 +117,22 @@ pub(super) fn of(kernel: &Arc<Kernel>) -> Arc<Length> {
     })
 }
 
-/// Whether a kernel of this name takes long.
-pub(super) fn is_long(name: &str) -> bool {
+/// Why no kernel of this name gets a twin; `None` if one takes long.
+pub(super) fn why_not(name: &str) -> Option<&'static str> {
     with(|known| {
-        let mut named = known.lengths.values().filter(|one| one.kernel.name == name);
-        named.any(|one| one.state().is_long)
+        let mut is_tiny = false;
+        for one in known.lengths.values().filter(|one| one.kernel.name == name) {
+            let state = one.state();
+            if state.is_long {
+                return None;
+            }
+            is_tiny |= state.is_tiny;
+        }
+        Some(if is_tiny {
+            "its blocks are so short that it would take longer; it has to be named"
+        } else {
+            "none of its launches that were measured took 20 ms"
+        })
     })
 }
 
@@ -115,6 +143,13 @@ impl Length {
 
     pub(super) fn is_long(&self) -> bool {
         self.state().is_long
+    }
+
+    /// Whether all of its blocks that are known ended soon: then the device is idle soon if it is interrupted between
+    /// blocks, which costs less than inside of them.
+    pub(super) fn has_short_blocks(&self) -> bool {
+        let state = self.state();
+        state.is_long && state.round < SOON
     }
 
     /// What is to be done with a launch that is about to be made.
@@ -133,6 +168,7 @@ impl Length {
         &self,
         context: u64,
         stream: u64,
+        grid: Grid,
         launch: impl FnOnce() -> Result<(), Code>,
     ) -> Option<Code> {
         let _relaxed = Relaxed::now();
@@ -147,7 +183,7 @@ impl Length {
         // SAFETY: as above.
         let ended = unsafe { real::cuEventRecord(events.end, stream) };
         if made.is_ok() && ended == SUCCESS {
-            self.state().measured = Some(events);
+            self.state().measured = Some((events, grid));
         } else {
             with(|known| known.spare.push(events));
         }
@@ -155,8 +191,9 @@ impl Length {
     }
 
     /// A launch of its twin was over after this time at the latest.
-    pub(super) fn observed(&self, time: Duration) {
+    pub(super) fn observed(&self, time: Duration, grid: Grid) {
         let mut state = self.state();
+        state.round = state.round.max(grid.time_of_a_round(time));
         state.short = if time < LONG { state.short + 1 } else { 0 };
         if state.short >= SHORT_IN_A_ROW {
             *state = State::default();
@@ -180,19 +217,29 @@ impl Length {
 }
 
 impl State {
+    /// A launch took so long.
+    fn took(&mut self, time: Duration, grid: Grid) {
+        self.round = self.round.max(grid.time_of_a_round(time));
+        if time >= LONG {
+            self.is_tiny = time.as_nanos() < TINY * u128::from(grid.blocks);
+            self.is_long = !self.is_tiny;
+        }
+    }
+
     /// What is to be done with a launch; and the events of one that is over.
     fn next(&mut self, name: &str) -> (Next, Option<Events>) {
         let mut over = None;
-        if let Some(events) = self.measured {
+        if let Some((events, grid)) = self.measured {
             match took(events) {
                 Err(ERROR_NOT_READY) => {}
                 Err(_) => self.measured = None,
                 Ok(time) => {
-                    over = self.measured.take();
+                    self.measured = None;
+                    over = Some(events);
                     if time >= LONG {
-                        log!("`{name}` took {} ms", time.as_millis());
-                        self.is_long = true;
+                        log!("`{name}` took {} ms, {grid:?}", time.as_millis());
                     }
+                    self.took(time, grid);
                 }
             }
         }
@@ -204,6 +251,13 @@ impl State {
         let is_due = number < FIRST || number.is_power_of_two() || number.is_multiple_of(SELDOM);
         let next = if is_due && self.measured.is_none() { Next::Measure } else { Next::Plain };
         (next, over)
+    }
+}
+
+impl Grid {
+    /// How long a round takes if all take this time.
+    fn time_of_a_round(self, time: Duration) -> Duration {
+        time / u32::try_from(self.rounds.max(1)).unwrap_or(u32::MAX)
     }
 }
 
@@ -272,7 +326,7 @@ pub(super) fn context_gone(context: u64) {
         known.spare.retain(|events| events.context != context);
         for length in known.lengths.values() {
             let mut state = length.state();
-            state.measured = state.measured.filter(|events| events.context != context);
+            state.measured = state.measured.filter(|(events, _)| events.context != context);
         }
     });
 }
@@ -292,6 +346,9 @@ mod tests {
     use super::*;
     use crate::state::kernels;
 
+    /// A grid that runs in one round.
+    const ONE: Grid = Grid { blocks: 1, rounds: 1 };
+
     fn length() -> Length {
         Length { kernel: Arc::new(kernels::nameless()), state: Mutex::default() }
     }
@@ -310,15 +367,47 @@ mod tests {
         length.state().is_long = true;
         assert_eq!(length.next(), Next::Long);
         for _ in 1..SHORT_IN_A_ROW {
-            length.observed(Duration::from_millis(3));
+            length.observed(Duration::from_millis(3), ONE);
         }
-        length.observed(LONG);
+        length.observed(LONG, ONE);
         for _ in 1..SHORT_IN_A_ROW {
-            length.observed(Duration::from_millis(3));
+            length.observed(Duration::from_millis(3), ONE);
         }
         assert!(length.is_long());
-        length.observed(Duration::from_millis(3));
+        length.observed(Duration::from_millis(3), ONE);
         assert_eq!(length.next(), Next::Measure);
+    }
+
+    #[test]
+    fn kernels_of_tiny_blocks_get_no_twin() {
+        let length = length();
+        let of = |blocks| Grid { blocks, rounds: 1 + blocks / 2112 };
+        // As measured on an H200: a twin took 73 % more.
+        length.state().took(Duration::from_millis(184), of(1 << 26));
+        assert_eq!((length.is_long(), length.state().is_tiny), (false, true));
+        // And there 0.3 %.
+        length.state().took(Duration::from_millis(193), of(1 << 23));
+        assert_eq!((length.is_long(), length.state().is_tiny), (true, false));
+        length.state().took(Duration::from_millis(3), of(1 << 26));
+        assert!(length.is_long());
+    }
+
+    #[test]
+    fn blocks_are_short_as_long_as_no_round_was_long() {
+        let length = length();
+        assert!(!length.has_short_blocks(), "nothing is known");
+        length.state().is_long = true;
+        length.observed(SOON * 4, Grid { blocks: 9, rounds: 5 });
+        assert!(length.has_short_blocks());
+        length.observed(SOON * 4, Grid { blocks: 8, rounds: 4 });
+        assert!(!length.has_short_blocks());
+        length.observed(LONG, Grid { blocks: u64::MAX, rounds: u64::MAX });
+        assert!(!length.has_short_blocks(), "some were long");
+        for _ in 0..SHORT_IN_A_ROW {
+            length.observed(Duration::ZERO, Grid { blocks: 0, rounds: 0 });
+        }
+        length.state().is_long = true;
+        assert!(length.has_short_blocks(), "it was measured anew");
     }
 
     #[test]

@@ -209,8 +209,8 @@ pub(crate) fn why_not(name: &str) -> Option<String> {
     }
     let why = match with(|twins| twins.reasons.get(name).cloned()) {
         Some(why) => why,
-        None if is_named(name) || is_auto() && lengths::is_long(name) => return None,
-        None if is_auto() => "none of its launches that were measured took 20 ms".to_owned(),
+        None if is_named(name) => return None,
+        None if is_auto() => lengths::why_not(name)?.to_owned(),
         None => "`--interruptible` does not name it".to_owned(),
     };
     Some(format!("not interrupted: {why}"))
