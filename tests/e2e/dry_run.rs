@@ -72,6 +72,32 @@ fn a_dump_is_told_of_all_that_is_in_its_way() -> Result<()> {
     Ok(())
 }
 
+/// What has no path and CRIU cannot save, of which its own errors say little.
+#[test]
+fn what_criu_saves_of_no_process_is_named_before_it_is_stopped() -> Result<()> {
+    let lab = Lab::new();
+    let mut parameters = [0_u32; 30];
+    // SAFETY: the kernel reads and writes parameters of this size (`struct io_uring_params`).
+    let ring = unsafe { libc::syscall(libc::SYS_io_uring_setup, 1, parameters.as_mut_ptr()) };
+    if ring < 0 {
+        gpucr_tests::skip("no io_uring here");
+        return Ok(());
+    }
+    // SAFETY: plain numbers. The program gets the copy, as a child of this process.
+    ensure!(unsafe { libc::dup(ring as i32) } >= 0);
+    let mut program = at_work(&lab, "true")?;
+    let pid = program.pid.to_string();
+    let (possible, all) = blockers(&lab, &["dump", "--pid", &pid])?;
+    ensure!(!possible && all.len() == 1, "{all:#?}");
+    ensure!(has(&all, "has an io_uring", "kernel.io_uring_disabled=2"), "{all:#?}");
+    let output = lab.run(["dump", "--pid", &pid, "-o", "image"])?;
+    let words = ["has an io_uring", "kernel.io_uring_disabled=2", "Nothing was changed"];
+    gpucr_tests::refused(&output, 1, &words)?;
+    program.wait_for_progress()?;
+    program.kill();
+    Ok(())
+}
+
 /// Only its own name, which CRIU asks for, says which terminal `/dev/tty` is.
 #[test]
 fn a_terminal_that_is_open_as_dev_tty_is_named() -> Result<()> {

@@ -3,9 +3,10 @@
 
     tests/programs/kinds.py [--only WORD] [--gpucr FILE]
 
-As root, after `cargo build --workspace`. Each program uses CUDA on the software driver, counts in device memory, and has
-something that a checkpoint may find hard. It is dumped; where that is refused, with the options that `gpucr dump
---dry-run` names. Then it is restored, in the same way, and has to count on where it was. docs/results/kinds.md has the table.
+As root, after `cargo build --workspace`. Each program uses CUDA on the software driver, counts in device memory, and
+has something that a checkpoint may find hard. It is dumped; where that is refused, with the options that `gpucr dump
+--dry-run` names. Then it is restored, in the same way, and has to count on where it was. docs/results/kinds.md has the
+table.
 """
 
 import argparse
@@ -69,8 +70,10 @@ def program_of(started):
     return None
 
 
-def gpucr(args, options):
-    done = subprocess.run([args.gpucr, *options], capture_output=True, text=True, stdin=subprocess.DEVNULL,
+def gpucr(args, options, first=None):
+    """Runs gpucr, in the container of this first process if there is one."""
+    enter = ["nsenter", "-t", str(first), *"-m -p -n -i -u -r -w".split()] if first else []
+    done = subprocess.run([*enter, args.gpucr, *options], capture_output=True, text=True, stdin=subprocess.DEVNULL,
                           timeout=LIMIT)
     return done.returncode, done.stdout, done.stderr
 
@@ -88,15 +91,30 @@ def why(text):
     reason = re.search(r"Error \(criu/[^)]*\): (.*)", text)
     reason = reason[1] if reason else first_line(text)
     remedy = re.search(r"help: ((?:(?!CRIU's whole log).)*)", text)
-    return reason + (f" — {remedy[1].strip()}" if remedy and remedy[1].strip() else "")
+    reason += f" — {remedy[1].strip()}" if remedy and remedy[1].strip() else ""
+    # Numbers that are others each time.
+    reason = re.sub(r"(\b(?:process|Task|inode|pgrp) | -(?:-pid|CONT|-target) )\d+", r"\1N", reason)
+    return re.sub(r"@0?x?[0-9a-f]+", "@ADDRESS", reason)
 
 
-def named_options(args, pid):
+def named_options(args, pid, first):
     """The options that a dry run names."""
-    _, out, _ = gpucr(args, ["dump", "--pid", str(pid), "--dry-run", "--json"])
+    _, out, _ = gpucr(args, ["dump", "--pid", str(pid), "--dry-run", "--json"], first)
     remedies = [blocker.get("remedy") or "" for blocker in json.loads(out)["blockers"]]
     found = [re.findall(r"--[a-z][a-z-]+", remedy) for remedy in remedies]
     return [options[0] for options in found if options]
+
+
+def pid_within(pid):
+    """The pid that a process has in its own pid namespace."""
+    return int(re.search(r"^NSpid:.*\t(\d+)$", open(f"/proc/{pid}/status").read(), re.M)[1])
+
+
+def container_options(args):
+    """What a restore of a container is told: its root directory, and to mount there what is outside at the same paths."""
+    _, out, _ = gpucr(args, ["inspect", "--json", "image"])
+    places = json.loads(out)["container"]
+    return ["--root", "root", *(word for place in places for word in ("--mount", f"{place}={place}"))]
 
 
 def new_network():
@@ -117,8 +135,11 @@ def one(args, name, outside):
             return "not tried", f"{how['needs']} is not installed", ""
     here = os.getcwd()
     bare = f"{sys.executable} {os.path.realpath(__file__)} --run {shlex.quote(setup.__name__)}"
-    environment = dict(os.environ, GPUCR=args.gpucr, PWD=here, BARE=bare, PROGRAM=f"{args.gpucr} run --device soft -- {bare}",
-                       BUILT=os.path.dirname(args.gpucr), HERE=os.path.dirname(os.path.realpath(__file__)), **outside)
+    built, scripts = (os.path.dirname(os.path.realpath(file)) for file in (args.gpucr, __file__))
+    python = {prefix for prefix in (sys.prefix, sys.base_prefix) if not prefix.startswith("/usr")}
+    environment = dict(os.environ, GPUCR=args.gpucr, PWD=here, BARE=bare,
+                       PROGRAM=f"{args.gpucr} run --device soft -- {bare}", BUILT=built, HERE=scripts,
+                       MOUNTS=" ".join(["/usr", here, built, scripts, *python]), **outside)
     start = how.get("start", "$PROGRAM > log 2>&1")
     for variable in ("PROGRAM", "BARE", "GPUCR", "PWD"):
         start = start.replace(f"${variable}", environment[variable])
@@ -139,10 +160,13 @@ def one(args, name, outside):
             after(pid) if after.__code__.co_argcount else after()
         log = how.get("log", "log")
         options = []
-        status, _, said = gpucr(args, ["dump", "--pid", str(pid), "-o", "image"])
-        if status and (options := named_options(args, pid)):
+        # The first process of the container, for a gpucr that is in there.
+        inside = next(p for p in descendants(shell.pid) if pid_within(p) == 1) if how.get("inside") else None
+        pid = pid_within(pid) if inside else pid
+        status, _, said = gpucr(args, ["dump", "--pid", str(pid), "-o", "image"], inside)
+        if status and (options := named_options(args, pid, inside)):
             first = said
-            status, _, said = gpucr(args, ["dump", "--pid", str(pid), "-o", "image", *options])
+            status, _, said = gpucr(args, ["dump", "--pid", str(pid), "-o", "image", *options], inside)
             if status:
                 said = first
         if status:
@@ -155,6 +179,7 @@ def one(args, name, outside):
         wait_for("its pid is free", lambda: not os.path.exists(f"/proc/{program}"))
         had = counts(log)[-1]
         restore = ["restore", "-d", "--json", *(["--new-pids"] if how.get("new_pids") else [])]
+        restore += container_options(args) if how.get("root") else []
         if how.get("netns"):
             keeper = new_network()
             ours.append(keeper.pid)
@@ -168,18 +193,20 @@ def one(args, name, outside):
             ours.append(shell2.pid)
             log = "log2"
         else:
-            status, said, error = gpucr(args, [*restore, *out, "image"])
+            status, said, error = gpucr(args, [*restore, *out, "image"], inside)
             if status:
                 return "not restored", why(error), " ".join(options)
-            ours.append(json.loads(said)["pid"])
+            # A pid within a container is another one here, and ends with the container.
+            ours += [] if inside else [json.loads(said)["pid"]]
             log = "out" if out else log
         now = wait_for("it counts on", lambda: [n for n in counts(log) if n > had])
         # What the old terminal had not shown yet went with it.
         if now[0] > had + (10 if how.get("terminal") else 1):
             raise NotSo(f"it counted from {had} to {now[0]}")
-        return "works", "", " ".join([*options, *(["(restore) --stdout"] if out else []),
-                                      *(["(restore) --new-pids"] if how.get("new_pids") else []),
-                                      *(["(restore) --netns"] if how.get("netns") else [])])
+        wait_for("it goes on", lambda: counts(log)[-1] > now[0] + 10)
+        of_restore = [*(["--stdout"] if out else []), *(["--new-pids"] if how.get("new_pids") else []),
+                      *(["--root --mount"] if how.get("root") else []), *(["--netns"] if how.get("netns") else [])]
+        return "works", "", " ".join([*options, *(["(restore)"] if of_restore else []), *of_restore])
     except NotSo as error:
         return "FAILED", str(error), ""
     finally:
@@ -241,7 +268,7 @@ def main():
         failed += result == "FAILED"
         options = f"`{options}`" if options else ""
         reason = reason.replace("|", "\\|").replace(folder, "DIR")
-        print(f"| {name} | {result} | {options} | {reason} |", flush=True)
+        print(f"| {name.replace('|', chr(92) + '|')} | {result} | {options} | {reason} |", flush=True)
     return 1 if failed else 0
 
 

@@ -43,7 +43,27 @@ def thread():
 @kind("cuda-bindings (cuda.bindings.driver)", needs="cuda.bindings.driver")
 def bindings():
     from cuda.bindings import driver
-    return driver.cuInit(0)
+
+    def done(answer):
+        if answer[0] != driver.CUresult.CUDA_SUCCESS:
+            os._exit(1)
+        return answer[1] if len(answer) > 1 else None
+
+    def copy():
+        done(driver.cuCtxSetCurrent(context))
+        for n in range(1 << 30):
+            there, back = n.to_bytes(4, "little"), bytearray(4)
+            done(driver.cuMemcpyHtoD(memory, there, 4))
+            done(driver.cuMemcpyDtoH(back, memory, 4))
+            if back != there:
+                os._exit(1)
+            time.sleep(0.005)
+
+    done(driver.cuInit(0))
+    context = done(driver.cuDevicePrimaryCtxRetain(done(driver.cuDeviceGet(0))))
+    done(driver.cuCtxSetCurrent(context))
+    memory = done(driver.cuMemAlloc(4))
+    threading.Thread(target=copy, daemon=True).start()
 
 
 @kind("TCP server without a connection")
@@ -145,6 +165,11 @@ def sysv():
     address = libc.shmat(segment, None, 0)
     libc.shmctl(segment, 0, None)  # it goes with its last user
     return address
+
+
+@kind("System V shared memory, in an IPC namespace of its own", start="unshare -i $PROGRAM > log 2>&1")
+def sysv_alone():
+    return sysv()
 
 
 @kind("memfd")
@@ -280,12 +305,55 @@ def new_pids():
     pass
 
 
-@kind("in a container with a root directory of its own", child=True, start="""unshare -mpf --mount-proc bash -c '
+# A container as runtimes make it: a root directory to which pivot_root(2) goes, and mounts from outside.
+CONTAINER = """bash -c '
+    set -e
+    mkdir -p root/dev root/old root/proc root/run root/tmp root/var/lib
+    for name in bin lib lib64 sbin; do [ ! -L /$name ] || ln -s $(readlink /$name) root/$name; done
+    mount --bind root root
+    mount -t proc proc root/proc
+    for dir in dev run tmp; do mount -t tmpfs tmpfs root/$dir; done
+    for dir in $MOUNTS; do mkdir -p root$dir; mount --bind $dir root$dir; done
+    mknod -m 666 root/dev/null c 1 3; mknod -m 666 root/dev/zero c 1 5; mknod -m 666 root/dev/urandom c 1 9
+    ip link set lo up
+    cd root; pivot_root . old; umount -l /old; cd $PWD
+    exec < /dev/null > log 2>&1
+    exec COMMAND'"""
+
+
+@kind("in a container with a root directory of its own", child=True, root=True,
+      start="unshare -mpf " + CONTAINER.replace("COMMAND", "$PROGRAM"))
+def container():
+    pass
+
+
+@kind("in a container with a network, too, and a TCP connection within", child=True, root=True, netns=True,
+      start="unshare -mpfniu " + CONTAINER.replace("COMMAND", "$PROGRAM"))
+def container_with_network():
+    return pair_of_tcp()
+
+
+@kind("in a container, by a gpucr that is in it", child=True, inside=True,
+      start="unshare -mpfniu " + CONTAINER.replace("COMMAND", "bash -c \"setsid -w $PROGRAM; sleep 100000\""))
+def in_container():
+    pass
+
+
+CHANGED_ROOT = """unshare -mpf --mount-proc bash -c '
     mkdir base && mount -t tmpfs tmpfs base && mkdir base/upper base/work base/root
     mount -t overlay overlay -o lowerdir=/,upperdir=base/upper,workdir=base/work base/root
     for dir in /proc /dev "$PWD" "$BUILT" "$HERE"; do mkdir -p base/root$dir; mount --rbind "$dir" "base/root$dir"; done
-    exec chroot base/root bash -c "cd $PWD; exec $PROGRAM > log 2>&1 < /dev/null"'""")
-def container():
+    exec chroot base/root bash -c "cd $PWD; exec < /dev/null > log 2>&1; COMMAND"'"""
+
+
+@kind("below a root directory by chroot", child=True, start=CHANGED_ROOT.replace("COMMAND", "exec $PROGRAM"))
+def changed_root():
+    pass
+
+
+@kind("below a root directory by chroot, by a gpucr that is there", child=True, inside=True,
+      start=CHANGED_ROOT.replace("COMMAND", "setsid -w $PROGRAM; sleep 100000"))
+def in_changed_root():
     pass
 
 

@@ -12,6 +12,7 @@ use gpucr_core::library::LibraryError;
 use gpucr_core::limits::TooFewDescriptors;
 use gpucr_core::migrate::LinkError;
 use gpucr_core::namespace::EntryError;
+use gpucr_core::process::held::IO_URING;
 use gpucr_core::process::{AgentError, TreeError};
 use gpucr_core::store::StoreError;
 use gpucr_core::transfer::TarError;
@@ -26,6 +27,11 @@ const DAMAGED: &str = "`gpucr verify` lists everything that is damaged, and what
 /// What to do about a program that has opened `/dev/tty`.
 const WITHOUT_TERMINAL: &str = "the program has opened /dev/tty itself, for example to ask for a password or to \
 draw a progress bar: have it close that, or start it without a controlling terminal: setsid gpucr run -- …";
+
+/// What to do about a program that uses io_uring. (libuv's `UV_USE_IO_URING=0` does not keep it from that since its 1.50.)
+const WITHOUT_IO_URING: &str = "CRIU cannot save it: have the program use none. Libraries such as libuv (Node.js, uvloop) \
+do without where the kernel refuses it: sysctl kernel.io_uring_disabled=2 before the program starts (Linux 6.6). \
+PyTorch's key-value store does with USE_LIBUV=0";
 
 /// What to do about any error.
 pub(super) fn about(error: &Error) -> Help {
@@ -157,6 +163,7 @@ fn about_program(error: &Error) -> Help {
         }
         Error::NoLoopback { of: None } => "bring it up: ip -n NAME link set lo up",
         Error::UnnamedTerminal { .. } => WITHOUT_TERMINAL,
+        Error::Held { what, .. } if what == IO_URING => WITHOUT_IO_URING,
         Error::Held { options: [], .. } => "CRIU cannot save it: have the program close it first",
         Error::Held { options, .. } => {
             return Some(format!("dump it with {}", options.join(" or ")).into());
@@ -358,14 +365,17 @@ fn about_hint(hint: Hint) -> Cow<'static, str> {
             streams of `unshare -m`: open them inside (sh -c 'exec gpucr run -- … < /dev/null > log 2>&1'), or \
             use pipes"
         }
-        Hint::Device => "the program has a device open that CRIU cannot save: close it first",
+        Hint::Device => {
+            "the program has a device or something else open that CRIU cannot save: close it first"
+        }
+        Hint::IoUring => WITHOUT_IO_URING,
         Hint::GhostLimit => "the program holds a large deleted file open: close it first",
         Hint::NoLoopback => {
             "bring up the loopback device of the network namespace: ip link set lo up"
         }
         Hint::SharedSegment => {
-            "CRIU saves System V shared memory only with a whole IPC namespace: have the program use POSIX shared memory \
-             (shm_open) instead"
+            "CRIU saves System V shared memory only with a whole IPC namespace: start the program in one of its own \
+             (unshare --ipc gpucr run -- …), or have it use POSIX shared memory (shm_open)"
         }
         Hint::ExtUnixSk => {
             "--ext-unix-sk makes CRIU save datagram sockets that are connected to processes outside, such as \

@@ -293,7 +293,8 @@ pub(super) fn check(
 }
 
 /// Refuses streams of Unix sockets to the outside, and within the tree those that nobody accepts: of these CRIU makes
-/// images that cannot be restored. And devices of RDMA, before anything is stopped for them in vain. The program runs, so what is seen once may be a connection that is just being made.
+/// images that cannot be restored. And devices of RDMA, and what CRIU saves of no process, before anything is stopped for
+/// them in vain. The program runs, so what is seen once may be a connection that is just being made.
 ///
 /// # Errors
 /// [`Error::Held`].

@@ -106,8 +106,10 @@ pub enum Hint {
     PortInUse,
     /// A privilege is missing.
     Permission,
-    /// A device file is open that CRIU cannot save.
+    /// A device or another file is open that CRIU cannot save.
     Device,
+    /// An io_uring is open, which processes cannot hand to CRIU (Linux 6.7; an older one has CRIU refuse it as a device).
+    IoUring,
     /// A file is open that was opened in another mount namespace.
     OtherMounts,
     /// A deleted file is larger than the limit: [`ghost_limit`](crate::host::criu::DumpOptions::ghost_limit).

@@ -33,6 +33,7 @@ const SIGNS: &[(&str, Hint)] = &[
     ("Operation not permitted", Hint::Permission),
     ("Permission denied", Hint::Permission),
     ("Can't dump file", Hint::Device),
+    ("send_fds failed (-22)", Hint::IoUring),
     ("Can't lookup mount", Hint::OtherMounts),
     ("No space left on device", Hint::NoSpace),
     ("closed in-flight socket", Hint::InFlight),
@@ -150,5 +151,7 @@ mod tests {
         let pipes = "(00.046870) Error (criu/page-pipe.c:113): page-pipe: Can't make pipe for \
                      page-pipe: Too many open files";
         assert_eq!(hints(&select(pipes.as_bytes())), [Hint::Pipes]);
+        let ring = "(00.046870) pie: 7: Error (criu/pie/parasite.c:1): send_fds failed (-22)";
+        assert_eq!(hints(&select(ring.as_bytes())), [Hint::IoUring]);
     }
 }

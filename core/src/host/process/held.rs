@@ -22,6 +22,19 @@ const RDMA: &str = "the RDMA device";
 /// Their major number: `IB_DEV_MAJOR` of Linux' `drivers/infiniband/core`.
 const RDMA_MAJOR: u32 = 231;
 
+/// How an io_uring is called.
+pub const IO_URING: &str = "an io_uring";
+/// What CRIU saves of no process, as `/proc` calls it, and how it is called here. Of what `/proc` calls `anon_inode:…`
+/// CRIU 4.2 saves eventfd, epoll, inotify, fanotify, signalfd, timerfd, pidfd and, if it was built so, maps of BPF
+/// (`dump_one_file` in its `criu/files.c`). What is in neither list is left to CRIU: the driver's checkpoint may close
+/// it.
+const UNSAVED: [(&str, &str); 4] = [
+    ("anon_inode:[io_uring]", IO_URING),
+    ("anon_inode:[perf_event]", "a perf event"),
+    ("anon_inode:[userfaultfd]", "a userfaultfd"),
+    ("anon_inode:bpf-prog", "a BPF program"),
+];
+
 /// Something that keeps CRIU from saving a process as things are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Held {
@@ -31,8 +44,8 @@ pub struct Held {
     pub what: String,
     /// The options that have CRIU save it, each by itself; none if there is none.
     pub options: &'static [&'static str],
-    /// Whether it leads to what nobody can bring back: the other end of a stream of Unix sockets, or what a network adapter
-    /// knows of the process.
+    /// Whether it is, or leads to, what nobody can bring back: the other end of a stream of Unix sockets, what a network
+    /// adapter knows of the process, or what CRIU saves of none.
     pub is_lost: bool,
 }
 
@@ -64,7 +77,9 @@ pub fn of(tree: &Tree) -> Holdings {
         let mut add = |what: String, options| {
             // Once, though relatives have the same thing open.
             if said.insert(what.clone()) {
-                let is_lost = what.starts_with(STREAM) || what.starts_with(RDMA);
+                let is_lost = what.starts_with(STREAM)
+                    || what.starts_with(RDMA)
+                    || UNSAVED.iter().any(|(_, name)| what == *name);
                 all.held.push(Held { pid: *pid, what, options, is_lost });
             }
         };
@@ -123,6 +138,9 @@ fn of_file(open: &Open, add: &mut dyn FnMut(String, &'static [&'static str])) {
     if open.is_locked {
         add(format!("a lock on {path}"), &["--file-locks"]);
     }
+    if let Some((_, name)) = UNSAVED.iter().find(|(link, _)| open.target.as_os_str() == *link) {
+        add((*name).to_owned(), &[]);
+    }
     let Ok(meta) = std::fs::metadata(&open.link) else { return };
     let name = open.target.to_string_lossy().into_owned();
     let is_deleted = name.ends_with(" (deleted)") && meta.nlink() == 0;
@@ -158,6 +176,7 @@ fn has_tcp(pid: u32, own: &BTreeSet<u32>) -> bool {
 mod tests {
     use super::*;
     use std::net::{Ipv4Addr, TcpListener, TcpStream};
+    use std::os::fd::{FromRawFd, OwnedFd};
     use std::os::unix::net::{UnixDatagram, UnixStream};
 
     /// What a child has that was given these descriptors.
@@ -205,6 +224,34 @@ mod tests {
         assert!(has("locked", &["--file-locks"]), "{held:?}");
         assert!(has("large", &[]) && !held.iter().any(|h| h.what.contains("small")), "{held:?}");
         assert!(!held.iter().any(|h| h.what.contains("device")), "{held:?}");
+    }
+
+    #[test]
+    fn what_criu_saves_of_no_process_is_found() {
+        let found = || of(&Tree::read(std::process::id()).expect("it lives")).held;
+        let has = |held: &[Held], what: &str| held.iter().any(|h| h.what == what && h.is_lost);
+        // SAFETY: a plain number.
+        let _saved = made(unsafe { libc::syscall(libc::SYS_eventfd2, 0, libc::O_CLOEXEC) });
+        let before = found();
+        assert!(!UNSAVED.iter().any(|(_, name)| has(&before, name)), "{before:?}");
+        // SAFETY: a plain number, which has it serve faults of user mode alone.
+        let uffd = made(unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | 1) });
+        let mut parameters = [0_u32; 30];
+        // SAFETY: the kernel reads and writes parameters of this size (`struct io_uring_params`).
+        let ring = unsafe { libc::syscall(libc::SYS_io_uring_setup, 1, parameters.as_mut_ptr()) };
+        let ring = made(ring);
+        let held = found();
+        assert_eq!(has(&held, "a userfaultfd"), uffd.is_some(), "{held:?}");
+        assert_eq!(has(&held, IO_URING), ring.is_some(), "{held:?}");
+        if uffd.is_none() || ring.is_none() {
+            crate::skip::skip("no userfaultfd or io_uring here");
+        }
+    }
+
+    /// What the kernel has made, if it has.
+    fn made(fd: i64) -> Option<OwnedFd> {
+        // SAFETY: it is new, and nobody else knows it.
+        (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd as i32) })
     }
 
     #[test]
