@@ -359,7 +359,10 @@ fn about_hint(hint: Hint) -> Cow<'static, str> {
             "end the process that has the port, or give the program a network of its own: gpucr restore --netns \
              /run/netns/NAME …"
         }
-        Hint::Permission => "run it as root, with all capabilities",
+        Hint::Permission => {
+            "run gpucr as root with all capabilities, which containers and services often lack; for programs of other \
+             users CRIU needs CAP_SYS_RESOURCE"
+        }
         Hint::OtherMounts => {
             "the program has a file open that was opened outside of its mount namespace, such as the standard \
             streams of `unshare -m`: open them inside (sh -c 'exec gpucr run -- … < /dev/null > log 2>&1'), or \

@@ -5,18 +5,19 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
 
-/// Opens the directory of this name in it, which is made if it is not there.
+/// Opens the directory of this name in it, which is made if it is not there, as is `/run`, which small containers lack.
 ///
 /// # Errors
 /// `PermissionDenied` if somebody else may have made it, or may get in; others where it cannot be made.
 pub(crate) fn open(name: &str) -> io::Result<OwnedFd> {
     let path = path();
-    let dir = private(CWD, &path, &path)?;
+    let dir = with_parent(&path)?;
     private(dir, Path::new(name), &path.join(name))
 }
 
@@ -37,6 +38,22 @@ fn path() -> PathBuf {
     match found {
         Some(dir) => dir.join("gpucr"),
         None => PathBuf::from(format!("/tmp/gpucr-{}", user.as_raw())),
+    }
+}
+
+/// As [`private`]; the directory in which it lies is made too if it is missing.
+fn with_parent(path: &Path) -> io::Result<OwnedFd> {
+    let made = private(CWD, path, path);
+    match path.parent() {
+        Some(parent)
+            if made.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) =>
+        {
+            match std::fs::DirBuilder::new().mode(0o755).create(parent) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => made,
+                _ => private(CWD, path, path),
+            }
+        }
+        _ => made,
     }
 }
 
@@ -73,6 +90,18 @@ mod tests {
 
     fn made(path: &Path) -> io::Result<OwnedFd> {
         private(CWD, path, path)
+    }
+
+    #[test]
+    fn the_directory_above_may_be_missing() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let path = scratch.path().join("run/gpucr");
+        with_parent(&path).expect("both are made");
+        let mode =
+            |path: &Path| path.metadata().expect("it is there").permissions().mode() & 0o7777;
+        assert_eq!((mode(&path), mode(&scratch.path().join("run")) & 0o700), (0o700, 0o700));
+        let far = with_parent(&scratch.path().join("a/b/c")).expect_err("not all of a path");
+        assert_eq!(far.kind(), io::ErrorKind::NotFound);
     }
 
     #[test]
