@@ -15,6 +15,7 @@ mod signals;
 mod stores;
 mod table;
 mod template;
+mod terminal;
 mod traces;
 mod values;
 

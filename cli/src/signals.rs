@@ -14,6 +14,7 @@ use signal_hook_registry::register_sigaction;
 use rustix::process::{WaitId, WaitIdOptions, waitid};
 
 use crate::failure::{self, CliError, FAILED};
+use crate::terminal::without_stop;
 
 /// How long a command may take to come to its end. What takes longer is out of its hands, such as a call of the
 /// driver or a disk that hangs.
@@ -248,16 +249,10 @@ impl Target {
 
 /// Makes a process group the one in the foreground.
 fn give_terminal(terminal: &std::fs::File, group: rustix::process::Pid) {
-    // SAFETY: sets are made and used; the mask is this thread's, and is put back. Without SIGTTOU a process that has just
-    // lost the foreground would be stopped here.
-    unsafe {
-        let (mut set, mut before) = (std::mem::zeroed(), std::mem::zeroed());
-        libc::sigemptyset(&mut set);
-        libc::sigaddset(&mut set, libc::SIGTTOU);
-        libc::pthread_sigmask(libc::SIG_BLOCK, &set, &mut before);
+    // A process that has just lost the foreground would be stopped.
+    without_stop(|| {
         let _ = rustix::termios::tcsetpgrp(terminal, group);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
-    }
+    });
 }
 
 /// Stops this process, all its threads, until it gets SIGCONT. This thread does nothing more before that: the signal is its

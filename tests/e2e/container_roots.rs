@@ -144,6 +144,33 @@ fn what_was_mounted_from_outside_has_to_be_named() -> Result<()> {
     Ok(())
 }
 
+/// CRIU saves the file systems that are the container's own.
+#[test]
+fn a_file_that_is_open_in_a_file_system_of_the_containers_own_comes_along() -> Result<()> {
+    let expected = undisturbed("sgd", &ARGS[1..])?;
+    let lab = Lab::new();
+    let tree = RootTree::new(&lab, "tree", Libraries::Mounted)?;
+    let program = tree.start_with_own_file(&ARGS, BEFORE)?;
+    dump(&lab, &program, &[])?;
+    drop(program);
+    ensure!(!tree.join("/tmp/own").exists(), "it is in the container's own file system");
+    // A place on which nothing can be mounted is told of before CRIU is asked.
+    std::fs::remove_dir(tree.join("/usr"))?;
+    let path = tree.path.to_string_lossy();
+    let args = ["restore", "--dry-run", "--root", &path, "--mount", "/usr=/usr", "image"];
+    blocked(&lab.run(args)?, &["mounted at /usr", "does not exist", "mkdir -p DIR/usr"])?;
+    std::fs::create_dir(tree.join("/usr"))?;
+    let output = lab.run(args)?;
+    ensure!(output.status.success(), "{}", show(&output));
+    let restored = restore(&lab, &tree, &["--mount", "/usr=/usr"])?;
+    let kept = std::fs::read_to_string(format!("/proc/{}/fd/5", restored.0))?;
+    ensure!(kept == "kept\n", "{kept}");
+    tree.allow(ALL)?;
+    until("it ends", || has_result(&tree)).with_context(|| tree.log())?;
+    ensure!(tree.series() == expected, "{}", tree.log());
+    Ok(())
+}
+
 /// Container runtimes make such where the mounts of the host are shared; those of this host may be private.
 #[test]
 fn slaves_of_mounts_outside_become_slaves_again() -> Result<()> {

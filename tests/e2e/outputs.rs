@@ -299,11 +299,16 @@ fn a_program_comes_back_to_the_terminal_where_only_its_errors_go_there() -> Resu
     pace.allow(8)?;
     let gpucr = lab.gpucr();
     let script = format!(
-        "G={}\n$G run --device soft -- {} sgd --steps 60 --pace {pace} > train.log &\n\
+        "stty cols 81 rows 25 -echo < /dev/tty\n\
+         G={}\n$G run --device soft -- {} sgd --steps 60 --pace {pace} > train.log &\n\
          until grep -q '^step 6 ' train.log; do sleep 0.02; done\n\
          $G dump --pid $! -o image || exit\n\
          printf '%100s' . >> {pace}\n\
-         $G restore image < /dev/null\n",
+         stty cols 132 rows 40 echo < /dev/tty\n\
+         setsid -w sh -c \"$G restore image\" < /dev/null > refused 2>&1 && exit 1\n\
+         $G restore image < /dev/null; status=$?\n\
+         stty size < /dev/tty > size; stty -a < /dev/tty > modes\n\
+         exit $status\n",
         gpucr.get_program().display(),
         binary("workload").display(),
         pace = pace.file(),
@@ -317,5 +322,10 @@ fn a_program_comes_back_to_the_terminal_where_only_its_errors_go_there() -> Resu
     ensure!(output.status.success(), "{}\n{log}", show(&output));
     let result = expected.last().context("it has a result")?;
     ensure!(log.lines().last() == Some(result.as_str()), "{log}\n{}", show(&output));
+    // In a session without a terminal it is refused, and here its terminal is as it was before.
+    let file = |name| std::fs::read_to_string(lab.path(name));
+    ensure!(file("refused")?.contains("script -qec"), "{}", file("refused")?);
+    ensure!(file("size")?.trim() == "40 132", "{}", file("size")?);
+    ensure!(file("modes")?.contains(" echo "), "{}", file("modes")?);
     Ok(())
 }

@@ -143,6 +143,15 @@ impl RootTree {
         self.start_as(&["/usr/bin/sh", "-c", script, "sh"], || Ok(()), args, steps)
     }
 
+    /// The same with a file open (descriptor 5) that lies in the container's own `/tmp`, and has the text `kept`.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn start_with_own_file(&self, args: &[&str], steps: usize) -> Result<InContainer> {
+        let script = "echo kept > /tmp/own; exec \"$@\" 5< /tmp/own";
+        self.start_as(&["/usr/bin/sh", "-c", script, "sh"], || Ok(()), args, steps)
+    }
+
     /// The same where nothing may have these capabilities.
     ///
     /// # Errors

@@ -35,6 +35,7 @@ use crate::display;
 use crate::events::Events;
 use crate::failure::{CliError, FAILED};
 use crate::signals::{self, SignalPlan};
+use crate::terminal::Kept;
 use crate::traces::Traces;
 
 pub(crate) fn run(args: &RestoreArgs) -> Outcome {
@@ -60,7 +61,8 @@ pub(crate) fn run(args: &RestoreArgs) -> Outcome {
     let events = Events::open(args.events.as_deref())?;
     let traces = Traces::open(args.traces.as_deref(), "restore")?;
     let (to_signal, to_tell) = (signals.clone(), events.clone());
-    let detach = args.detach;
+    let terminal = Kept::now().map(Arc::new);
+    let (resized, detach) = (terminal.clone(), args.detach);
     let goes_on = GoesOn(Arc::new(move |pid| {
         let Some(pid) = pid else {
             to_tell.say("again", json!({}));
@@ -68,6 +70,9 @@ pub(crate) fn run(args: &RestoreArgs) -> Outcome {
         };
         if !detach {
             to_signal.pass_to(pid);
+        }
+        if let Some(terminal) = &resized {
+            terminal.set_size();
         }
         to_tell.say("running", json!({"pid": pid}));
         // Once: the pid is the same if it is restored again.
@@ -106,6 +111,9 @@ pub(crate) fn run(args: &RestoreArgs) -> Outcome {
         }
     }
     let end = wait(pid, &signals).map_err(io_error("cannot wait for the program"))?;
+    if let Some(terminal) = terminal {
+        terminal.set_modes();
+    }
     events.say("ended", json!(end));
     say_ended(args, pid, end, since);
     ended(args, program.report(), end)

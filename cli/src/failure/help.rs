@@ -118,6 +118,13 @@ fn about_program(error: &Error) -> Help {
                 format!("mount it there below the root, or name what is to be there: --mount {place}=PATH").into(),
             );
         }
+        Error::Container(ContainerError::NoPoint { place, is_directory }) => {
+            let make = if *is_directory { "mkdir -p" } else { "touch" };
+            return Some(
+                format!("make it there, as container runtimes do (`podman init` before `podman mount`): {make} DIR{}",
+                    shell_word(place)).into(),
+            );
+        }
         Error::Container(ContainerError::NoSuchMount { .. }) => {
             "`gpucr inspect` lists the places at which something was mounted"
         }
@@ -372,6 +379,10 @@ fn about_hint(hint: Hint) -> Cow<'static, str> {
             "the program has a device or something else open that CRIU cannot save: close it first"
         }
         Hint::IoUring => WITHOUT_IO_URING,
+        Hint::NoTerminal => {
+            "the program had a terminal: restore it in one, and without --new-pids, or under script(1): script -qec \
+             'gpucr restore …' /dev/null; a program whose streams are all files or pipes needs none"
+        }
         Hint::GhostLimit => "the program holds a large deleted file open: close it first",
         Hint::NoLoopback => {
             "bring up the loopback device of the network namespace: ip link set lo up"

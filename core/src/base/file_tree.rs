@@ -50,6 +50,12 @@ impl FileTree {
         self.0.as_ref().map(|other| other.root.as_fd())
     }
 
+    /// The same without what is mounted in it.
+    pub(crate) fn without_mounts(&self) -> Self {
+        let root = self.root().and_then(|root| root.try_clone_to_owned().ok());
+        root.map_or_else(Self::host, |root| Self::of(root, Vec::new()))
+    }
+
     /// What is mounted, and where.
     pub(crate) fn mounts(&self) -> impl Iterator<Item = (&Path, BorrowedFd<'_>)> {
         let mounts = self.0.iter().flat_map(|other| &other.mounts);

@@ -1,6 +1,7 @@
 //! What this version of gpucr says in [sections](Section) of the manifest.
 
 use std::collections::HashSet;
+use std::path::PathBuf;
 
 use gpucr_wire::{Sharing, Stream};
 
@@ -39,11 +40,14 @@ const NETWORK: &str = "network";
 /// which CRIU's files number them.
 const CONTAINER: &str = "container";
 
+/// The places in a container at which CRIU makes file systems anew, in postcard form: a list of paths.
+const MADE_ANEW: &str = "made-anew";
+
 /// By process, and by the UUID of the device: bytes besides the memory that the image has.
 pub(super) type Contexts = Vec<(u32, Vec<([u8; 16], u64)>)>;
 
 /// Kinds and versions that a restore understands.
-const KNOWN: [(&str, u32); 11] = [
+const KNOWN: [(&str, u32); 12] = [
     (SHARING, 1),
     (CONTEXTS, 1),
     (OPENED, 1),
@@ -52,6 +56,7 @@ const KNOWN: [(&str, u32); 11] = [
     (TAGS, 1),
     (NETWORK, 1),
     (CONTAINER, 1),
+    (MADE_ANEW, 1),
     (launched::SECTION, 1),
     (interrupted::SECTION, 1),
     (multicast::SECTION, 1),
@@ -156,6 +161,18 @@ pub(super) fn read_container(manifest: &Manifest) -> Result<Option<Vec<OuterMoun
     said.map(Some).ok_or_else(|| Error::Damaged { what: what.into() })
 }
 
+/// The section for the places in a container at which CRIU makes file systems anew. It may be passed over: CRIU knows.
+pub(super) fn made_anew(places: &[PathBuf]) -> Option<Section> {
+    let data = postcard::to_stdvec(places).ok()?;
+    let kind = MADE_ANEW.to_owned();
+    Some(Section { kind, version: 1, needed: false, data, chunks: Vec::new() })
+}
+
+/// What [`made_anew`] has written; `None` if nobody knows.
+pub(super) fn read_made_anew(manifest: &Manifest) -> Option<Vec<PathBuf>> {
+    postcard::from_bytes(&manifest.section(MADE_ANEW, 1)?.data).ok()
+}
+
 /// The section for copies of files; none if there are none. It may be passed over: then no file is put back.
 pub(super) fn kept_files(kept: &[Kept], chunks: Vec<FileChunk>) -> Option<Section> {
     let data = postcard::to_stdvec(kept).ok().filter(|_| !kept.is_empty())?;
@@ -210,6 +227,12 @@ mod tests {
         let mounts = vec![OuterMount { place: "/data".into(), is_directory: true }];
         manifest.sections.extend(container(&mounts));
         assert_eq!(read_container(&manifest).unwrap(), Some(mounts));
+        assert_eq!(read_made_anew(&manifest), None);
+        let places = vec![PathBuf::from("/tmp")];
+        manifest.sections.insert(0, made_anew(&places).unwrap());
+        assert_eq!(read_made_anew(&manifest), Some(places));
+        check(&manifest).unwrap();
+        manifest.sections.remove(0);
         let last = manifest.sections.len() - 1;
         let outside = [OuterMount { place: "/../etc".into(), is_directory: true }];
         manifest.sections[last] = container(&outside).unwrap();

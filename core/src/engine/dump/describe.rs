@@ -212,7 +212,9 @@ pub(super) fn manifest(
         &plan.renamed,
         &plan.tree(),
     );
-    required.retain(|file| !is_carried(&file.path));
+    // Nor what CRIU makes.
+    let is_made = |path: &Path| plan.container.as_ref().is_some_and(|it| it.makes_anew(path));
+    required.retain(|file| !is_carried(&file.path) && !is_made(&file.path));
     let system = rustix::system::uname();
     Manifest {
         created: SystemTime::now()
@@ -250,8 +252,10 @@ pub(super) fn manifest(
 /// The sections that say what of the host the program does not share.
 fn own_namespaces(plan: &DumpPlan) -> Vec<Section> {
     let network = plan.foreign_network().map(|_| sections::network());
-    let container = plan.container.as_ref().and_then(|it| sections::container(&it.mounts));
-    network.into_iter().chain(container).collect()
+    let container = plan.container.as_ref();
+    let mounts = container.and_then(|it| sections::container(&it.mounts));
+    let made_anew = container.and_then(|it| sections::made_anew(&it.made_anew));
+    network.into_iter().chain(mounts).chain(made_anew).collect()
 }
 
 /// Adds what is known last.

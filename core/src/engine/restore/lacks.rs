@@ -75,13 +75,12 @@ pub fn blockers(options: &Options, needs_pids: bool) -> Vec<Error> {
         found.push(error.into());
     }
     found.extend(check_network(options.network.as_ref()).err());
-    if let Err(error) = root::check(manifest, options) {
-        let is_elsewhere = matches!(error, Error::NoRoot);
-        found.push(error);
-        // Then its files are not to be looked for here.
-        if is_elsewhere {
-            return found;
-        }
+    let lacking = root::lacking(manifest, options);
+    let is_elsewhere = lacking.iter().any(|error| matches!(error, Error::NoRoot));
+    found.extend(lacking);
+    // Then its files are not to be looked for here.
+    if is_elsewhere {
+        return found;
     }
     found.extend(memory::check(&source, options.device_memory_there(&source)).err());
     match Files::look(&source, options.files, &options.tree()) {

@@ -11,13 +11,25 @@ use crate::host::process::Tree;
 use crate::image::Manifest;
 
 /// Checks that a program from a container gets a root directory with all that was mounted there from outside, and no other
-/// does.
+/// does. Gives every reason against it: [`Error::NoRoot`], [`Error::NoContainer`], [`Error::Container`]; or what the image
+/// says makes no sense.
+pub(super) fn lacking(manifest: &Manifest, options: &Options) -> Vec<Error> {
+    let (root, mounts) = match needed(manifest, options) {
+        Ok(Some(needed)) => needed,
+        Ok(None) => return Vec::new(),
+        Err(error) => return vec![error],
+    };
+    let made_anew = sections::read_made_anew(manifest);
+    let lacking = container::lacking(root, &mounts, made_anew.as_deref());
+    lacking.into_iter().map(Error::from).collect()
+}
+
+/// The same, with the first reason alone.
 ///
 /// # Errors
-/// [`Error::NoRoot`], [`Error::NoContainer`], [`Error::Container`]; or what the image says makes no sense.
+/// As [`lacking`].
 pub(super) fn check(manifest: &Manifest, options: &Options) -> Result<(), Error> {
-    let Some((root, mounts)) = needed(manifest, options)? else { return Ok(()) };
-    Ok(container::sources(root, &mounts).map(drop)?)
+    lacking(manifest, options).into_iter().next().map_or(Ok(()), Err)
 }
 
 /// Refuses an image of a program from a container where no root directory can be given to it.

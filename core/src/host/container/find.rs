@@ -1,5 +1,6 @@
 //! The container that a process is in.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -34,6 +35,10 @@ pub struct Container {
     pub tree: FileTree,
     /// What is mounted in it from elsewhere.
     pub mounts: Vec<OuterMount>,
+    /// Where file systems are mounted that CRIU makes anew, with what is in them.
+    pub made_anew: Vec<PathBuf>,
+    /// Which file systems these are, by device.
+    own_systems: BTreeSet<u64>,
     /// Where file systems are mounted that are not saved.
     left_out: Vec<String>,
     /// What the kernel has told of all mounts.
@@ -85,9 +90,20 @@ impl Container {
             let what = "what is mounted there cannot be told apart";
             return Err(unreadable(io::Error::other(what)));
         }
+        let anew = || made_anew(&all, &own);
+        let own_systems = anew().filter_map(|mount| device(&mount.majmin)).collect();
+        let places = anew().map(|mount| named(&mount.mount_point).map(PathBuf::from));
+        let made_anew = places.collect::<Result<_, _>>().map_err(unreadable)?;
         let left_out = all.iter().filter(|mount| LEFT_OUT.contains(&mount.fs_type.as_str()));
         let left_out = left_out.map(|mount| named(&mount.mount_point)).collect::<Result<_, _>>();
-        Ok(Self { tree, mounts: found, left_out: left_out.map_err(unreadable)?, seen })
+        let left_out = left_out.map_err(unreadable)?;
+        Ok(Self { tree, mounts: found, made_anew, own_systems, left_out, seen })
+    }
+
+    /// Whether CRIU makes a file anew: whether it lies in one of the container's own file systems.
+    pub fn makes_anew(&self, path: &Path) -> bool {
+        let found = self.tree.metadata(path);
+        found.is_ok_and(|file| self.own_systems.contains(&file.dev()))
     }
 
     /// The places of mounts that CRIU is to leave out.
@@ -168,6 +184,23 @@ fn knows_own(pid: u32, tree: &FileTree) -> bool {
     executed.is_none() || tree.metadata(&path).map(id).ok() == executed
 }
 
+/// Those that CRIU makes anew.
+fn made_anew<'m>(
+    all: &'m [MountInfo],
+    own: &'m [MountInfo],
+) -> impl Iterator<Item = &'m MountInfo> {
+    let outer: Vec<i32> = outer(all, own).map(|mount| mount.mnt_id).collect();
+    all.iter().filter(move |mount| {
+        MADE_ANEW.contains(&mount.fs_type.as_str()) && !outer.contains(&mount.mnt_id)
+    })
+}
+
+/// The number of a device that the kernel calls `MAJOR:MINOR`.
+fn device(majmin: &str) -> Option<u64> {
+    let (major, minor) = majmin.split_once(':')?;
+    Some(rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?))
+}
+
 /// Those that CRIU cannot make anew: of another file system than it knows, of a part of one, or of one that is the host's.
 fn outer<'m>(all: &'m [MountInfo], own: &'m [MountInfo]) -> impl Iterator<Item = &'m MountInfo> {
     let whole = |mount: &MountInfo| all.iter().any(|m| m.majmin == mount.majmin && m.root == "/");
@@ -209,7 +242,7 @@ mod tests {
 
     fn mount(majmin: &str, root: &str, place: &str, fs_type: &str) -> MountInfo {
         MountInfo {
-            mnt_id: 1,
+            mnt_id: 0,
             pid: 1,
             majmin: majmin.into(),
             root: root.into(),
@@ -225,7 +258,7 @@ mod tests {
     #[test]
     fn what_a_container_made_itself_is_told_from_what_is_the_hosts() {
         let own = [mount("0:5", "/", "/run", "tmpfs"), mount("0:6", "/", "/proc", "proc")];
-        let all = [
+        let mut all = [
             mount("8:1", "/", "/volume", "ext4"),
             mount("0:6", "/", "/proc", "proc"),
             mount("0:6", "/sys", "/proc/sys", "proc"),
@@ -239,6 +272,10 @@ mod tests {
         ];
         let found: Vec<_> = outer(&all, &own).map(|m| m.mount_point.to_str().unwrap()).collect();
         assert_eq!(found, ["/volume", "/run/secrets", "/host", "/part", "/overlay"]);
+        (1..).zip(&mut all).for_each(|(id, mount)| mount.mnt_id = id);
+        let anew: Vec<_> = made_anew(&all, &own).map(|m| m.mount_point.to_str().unwrap()).collect();
+        assert_eq!(anew, ["/proc", "/proc/sys", "/tmp", "/bound"]);
+        assert_eq!(device("8:17"), Some(rustix::fs::makedev(8, 17)));
     }
 
     #[test]

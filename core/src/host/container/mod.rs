@@ -13,4 +13,4 @@ pub use find::Container;
 pub(crate) use mount::are_possible;
 pub use mount::{ContainerError, OuterMount};
 pub use named::named;
-pub use stage::{Staged, sources};
+pub use stage::{Staged, lacking};

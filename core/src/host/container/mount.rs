@@ -99,6 +99,14 @@ pub enum ContainerError {
         /// What is wrong.
         why: String,
     },
+    /// There is no file or directory on which it could be mounted.
+    #[error("something was mounted at {place} in the program's container, and that place does not exist below the new root directory", place = place.display())]
+    NoPoint {
+        /// The place.
+        place: PathBuf,
+        /// Whether it is to be a directory.
+        is_directory: bool,
+    },
     /// A mount is given for a place at which there was none.
     #[error("nothing from outside was mounted at {place} in the program's container", place = place.display())]
     NoSuchMount {

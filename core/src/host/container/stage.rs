@@ -34,12 +34,38 @@ pub struct Staged {
 ///
 /// # Errors
 /// Something is not there, or not of the same kind.
-pub fn sources(tree: &FileTree, mounts: &[OuterMount]) -> Result<Vec<File>, ContainerError> {
-    let is_known = |place: &Path| mounts.iter().any(|mount| mount.place == place);
-    if let Some((place, _)) = tree.mounts().find(|(place, _)| !is_known(place)) {
-        return Err(ContainerError::NoSuchMount { place: place.to_owned() });
-    }
+fn sources(tree: &FileTree, mounts: &[OuterMount]) -> Result<Vec<File>, ContainerError> {
     mounts.iter().map(|mount| source(tree, mount)).collect()
+}
+
+/// Everything that keeps the mounts from being made below this root. `made_anew`: where CRIU makes file systems anew, with
+/// the places in them at which others are mounted; none if nobody knows.
+pub fn lacking(
+    tree: &FileTree,
+    mounts: &[OuterMount],
+    made_anew: Option<&[PathBuf]>,
+) -> Vec<ContainerError> {
+    let is_known = |place: &Path| mounts.iter().any(|mount| mount.place == place);
+    let strange = tree.mounts().filter(|(place, _)| !is_known(place));
+    let strange = strange.map(|(place, _)| ContainerError::NoSuchMount { place: place.to_owned() });
+    let mut found: Vec<ContainerError> = strange.collect();
+    for mount in mounts {
+        let is_inside = |outer: &Path| mount.place != outer && mount.place.starts_with(outer);
+        let is_made = |made: &[PathBuf]| made.iter().any(|outer| is_inside(outer));
+        let is_on_another = || mounts.iter().any(|other| is_inside(&other.place));
+        let has_point = || {
+            let point = tree.without_mounts().find_without_links(&mount.place);
+            let meta = point.and_then(|point| point.metadata());
+            meta.is_ok_and(|meta| meta.is_dir() == mount.is_directory)
+        };
+        if let Err(error) = source(tree, mount) {
+            found.push(error);
+        } else if made_anew.is_some_and(|made| !is_made(made)) && !is_on_another() && !has_point() {
+            let (place, is_directory) = (mount.place.clone(), mount.is_directory);
+            found.push(ContainerError::NoPoint { place, is_directory });
+        }
+    }
+    found
 }
 
 fn source(tree: &FileTree, mount: &OuterMount) -> Result<File, ContainerError> {
@@ -125,6 +151,61 @@ fn clone_to(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn all_that_is_lacking_is_told_at_once() {
+        let dir = tempfile::tempdir().expect("a directory");
+        std::fs::create_dir_all(dir.path().join("etc")).expect("made");
+        std::fs::write(dir.path().join("etc/hostname"), b"").expect("written");
+        let mount = |place: &str, is_directory| OuterMount { place: place.into(), is_directory };
+        let mounts = [
+            mount("/etc/hostname", false),
+            mount("/etc/hosts", false),
+            mount("/proc/keys", false),
+            mount("/data", true),
+            mount("/data/more", true),
+        ];
+        let open = |path: &Path| std::os::fd::OwnedFd::from(File::open(path).expect("opened"));
+        let given = |places: &[&str]| {
+            let file = |place: &&str| place.contains("/etc/") || place.contains("/proc/");
+            let source = |place: &&str| match file(place) {
+                true => open(Path::new("/dev/null")),
+                false => open(Path::new("/usr")),
+            };
+            let mounts = places.iter().map(|place| (PathBuf::from(place), source(place)));
+            FileTree::of(open(dir.path()), mounts.collect())
+        };
+        let told = |places: &[&str], made: Option<&[PathBuf]>| -> Vec<String> {
+            let all = lacking(&given(places), &mounts, made);
+            all.iter().map(|error| error.to_string()).collect()
+        };
+        let made = [PathBuf::from("/proc")];
+        let has = |all: &[String], what: &[(&str, &str)]| {
+            let said = |(error, (place, words)): (&String, &(&str, &str))| {
+                error.contains(place) && error.contains(words)
+            };
+            assert!(all.len() == what.len() && all.iter().zip(what).all(said), "{all:#?} {what:?}");
+        };
+        let nothing = "nothing is there";
+        let all = [("/etc/hosts", nothing), ("/proc/keys", nothing), ("/data", nothing)];
+        has(
+            &told(&["/nowhere"], Some(&made)),
+            &[
+                ("/nowhere", "nothing from outside"),
+                all[0],
+                all[1],
+                all[2],
+                ("/data/more", nothing),
+            ],
+        );
+        let every = ["/etc/hosts", "/proc/keys", "/data", "/data/more"];
+        let no_point = "does not exist";
+        has(&told(&every, Some(&made)), &[("/etc/hosts", no_point), ("/data", no_point)]);
+        has(&told(&every, None), &[]);
+        std::fs::create_dir(dir.path().join("data")).expect("made");
+        std::fs::write(dir.path().join("etc/hosts"), b"").expect("written");
+        has(&told(&every, Some(&made)), &[]);
+    }
 
     /// What CRIU makes is made by what the files of an image say.
     #[test]

@@ -122,6 +122,8 @@ pub enum Hint {
     NoLoopback,
     /// The program has System V shared memory.
     SharedSegment,
+    /// The program is to get this command's terminal, and there is none, or it is that of another session.
+    NoTerminal,
     /// The program has its terminal open by the name `/dev/tty` alone.
     ControllingTerminal,
     /// There are not enough descriptors or pipes for memory that CRIU is to leave in the processes: it takes hold of

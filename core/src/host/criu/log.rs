@@ -38,6 +38,8 @@ const SIGNS: &[(&str, Hint)] = &[
     ("No space left on device", Hint::NoSpace),
     ("closed in-flight socket", Hint::InFlight),
     ("for page-pipe", Hint::Pipes),
+    ("Don't have tty to inherit", Hint::NoTerminal),
+    ("tty: Failed to set group", Hint::NoTerminal),
     ("ctty inheritance", Hint::ControllingTerminal),
     ("kerndat_tcp_repair", Hint::NoLoopback),
     ("SysVIPC shmem", Hint::SharedSegment),

@@ -126,7 +126,12 @@ impl<'a> Parser<'a> {
                 }
                 (Kind::Dot, "file" | "loc") => self.skip_line(token.position.line),
                 (Kind::Dot, "section") => {
-                    self.skip_past(b'{')?;
+                    self.at += 1;
+                    // Its name, and nothing else: what the braces of a function have is no section.
+                    while self.peek().kind == Kind::Dot {
+                        self.at += 1;
+                    }
+                    self.expect(b'{')?;
                     self.skip_past(b'}')?;
                 }
                 (Kind::Dot, "pragma" | "alias") => self.skip_past(b';')?,
