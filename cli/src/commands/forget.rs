@@ -86,7 +86,7 @@ pub(crate) fn run(args: &ForgetArgs) -> Outcome {
     } else {
         print(args, &kept, &removed);
         if !removed.is_empty() && !args.dry_run {
-            note!("What no other image needs is freed by: gpucr gc {}", shell_word(&store));
+            note!("To free what no image needs any more: gpucr gc {}", shell_word(&store));
         }
     }
     Ok(if listing.unreadable.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
