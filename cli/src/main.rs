@@ -26,6 +26,10 @@ use args::{Args, Command};
 use clap::{CommandFactory, Parser};
 use failure::CliError;
 
+/// What to do where an image cannot be opened that is named without a path.
+const NO_STORE: &str =
+    "`latest` and other names of images need a default store: set GPUCR_STORE=DIR";
+
 fn main() -> ExitCode {
     let mut args = match Args::try_parse() {
         Ok(args) => args,
@@ -39,9 +43,10 @@ fn main() -> ExitCode {
     if !matches!(args.command, Command::Run(_)) {
         gpucr_core::limits::raise_open_files();
     }
-    if let Err(error) = name_images(&mut args.command) {
-        return say::settle(Err(error));
-    }
+    let lacks_store = match name_images(&mut args.command) {
+        Ok(lacks_store) => lacks_store,
+        Err(error) => return say::settle(Err(error)),
+    };
     let outcome = match args.command {
         Command::Run(args) => commands::run::run(&args),
         Command::Dump(args) => commands::dump::run(&args),
@@ -73,11 +78,14 @@ fn main() -> ExitCode {
         Command::WarmHolder => commands::warm::hold(),
         Command::SharingHolder => commands::restore::hold(),
     };
-    say::settle(outcome)
+    say::settle(outcome.map_err(|error| {
+        let needs_help = lacks_store && error.remedy().is_none();
+        if needs_help { error.help(NO_STORE) } else { error }
+    }))
 }
 
-/// Replaces the names of images in a store by their paths.
-fn name_images(command: &mut Command) -> Result<(), CliError> {
+/// Replaces the names of images in a store by their paths. Whether one of them is nowhere, and there is no store.
+fn name_images(command: &mut Command) -> Result<bool, CliError> {
     let images: Vec<&mut PathBuf> = match command {
         Command::Restore(args) => match &args.resolved {
             // The command outside has done so.
@@ -97,9 +105,9 @@ fn name_images(command: &mut Command) -> Result<(), CliError> {
         Command::Rm(args) => args.images.iter_mut().collect(),
         _ => Vec::new(),
     };
-    images.into_iter().try_for_each(|image| {
+    images.into_iter().try_fold(false, |lacks_store, image| {
         *image = stores::image(image)?;
-        Ok(())
+        Ok(lacks_store || stores::lacks_store(image))
     })
 }
 

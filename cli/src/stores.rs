@@ -107,8 +107,8 @@ pub(crate) fn store(named: Option<&Path>) -> Result<PathBuf, CliError> {
         Some(store) => Ok(store.to_owned()),
         None => default_store()?.ok_or_else(|| {
             CliError::new(USAGE, "no store is named").help(
-                "name one (a dump: --store DIR; ls, gc and forget: as argument), or set GPUCR_STORE=DIR, or write `store = \
-                       DIR` to /etc/gpucr/config",
+                "name it (`gpucr ls DIR`; a dump: `--store DIR`), or set GPUCR_STORE=DIR, or write `store = DIR` to \
+                 ~/.config/gpucr/config or /etc/gpucr/config",
             )
         }),
     }
@@ -148,6 +148,13 @@ pub(crate) fn image(named: &Path) -> Result<PathBuf, CliError> {
     let what = format!("there is no image {} in the store {}", named.display(), store.display());
     let list = format!("`gpucr ls {}` lists its images", shell_word(&store));
     Err(CliError::new(FAILED, what).help(list))
+}
+
+/// Whether this can be meant only as the name of an image in a store, while no store is set.
+pub(crate) fn lacks_store(named: &Path) -> bool {
+    let is_name = !named.as_os_str().as_encoded_bytes().contains(&b'/');
+    let is_here = || named.symlink_metadata().is_ok();
+    is_name && !is_here() && matches!(default_store(), Ok(None))
 }
 
 /// Where the image of this name in a store is.

@@ -47,7 +47,7 @@ fn a_pid_without_cuda() -> Result<()> {
     sleep.arg("60");
     let mut program = lab.spawn(sleep, "log")?;
     let output = lab.run(["dump", "--pid", &program.pid.to_string(), "-o", "image"])?;
-    refused(&output, 1, &["use no CUDA", "Nothing was changed"])?;
+    refused(&output, 1, &["nor any of its descendants uses CUDA", "Nothing was changed"])?;
     ensure!(program.is_running() && !lab.path("image").exists());
     Ok(())
 }

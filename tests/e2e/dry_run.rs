@@ -53,7 +53,7 @@ fn a_dump_is_told_of_all_that_is_in_its_way() -> Result<()> {
     ensure!(!possible && all.len() == 3, "{all:#?}");
     ensure!(has(&all, "has a TCP connection from", "--tcp-close"), "{all:#?}");
     ensure!(has(&all, "a lock on", "--file-locks"), "{all:#?}");
-    ensure!(has(&all, "the directory is not empty", ""), "{all:#?}");
+    ensure!(has(&all, "the directory is not empty", "give another name"), "{all:#?}");
     program.wait_for_progress()?;
     // With what it names nothing is in the way, and that is true.
     let options = ["--tcp-close", "--file-locks"];

@@ -56,7 +56,7 @@ fn a_log_that_has_grown_is_gone_on_with_at_its_end() -> Result<()> {
         refused(&output, 1, &["bytes now and had", "--files keep", "Nothing was changed"])?;
         let said = restored(&lab, &[])?;
         let said = String::from_utf8_lossy(&said.stderr);
-        ensure!(said.contains("the program continues at its end"), "{said}");
+        ensure!(said.contains("the program appends to it"), "{said}");
         ensure!(program.output().starts_with(&(then + KILLED)), "{}", program.output());
         is_complete(&program)?;
 

@@ -102,6 +102,7 @@ fn a_file_of_settings_names_the_store() -> Result<()> {
         refused(&run("", &["ls"])?, 2, &["no store is named", "GPUCR_STORE"])?;
         let dump = ["dump", "--pid", "1", "--name", "x"];
         refused(&run("", &dump)?, 2, &["no store is named"])?;
+        refused(&run("", &["inspect", "latest"])?, 1, &["latest", "need a default store"])?;
     }
     Ok(())
 }

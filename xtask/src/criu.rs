@@ -209,11 +209,14 @@ fn install_package(apt: &mut Apt) -> Result<bool> {
     };
     let oldest = oldest();
     if Version::parse(&candidate).is_none_or(|version| version < oldest) {
-        sys::say("criu", format!("the distribution's is {candidate}, {oldest} is needed"));
+        sys::say(
+            "criu",
+            format!("the package is {candidate}; this kernel needs {oldest} or newer"),
+        );
         return Ok(false);
     }
     if let Err(error) = apt.install(&["criu"]) {
-        sys::say("criu", format!("the distribution's cannot be installed: {error:#}"));
+        sys::say("criu", format!("the package cannot be installed: {error:#}"));
         return Ok(false);
     }
     find()
@@ -301,7 +304,8 @@ fn download(source: &Source, dir: &Path) -> Result<(PathBuf, &'static str)> {
         let fetched = debian::fetch_upstream_tarball("criu", suite, &source.mirror, dir);
         match fetched.and_then(|file| Ok((pinned(&file)?, file))) {
             Ok((version, _)) if Version::parse(version).is_none_or(|known| known < oldest) => {
-                let needed = format!("{version} from Debian {suite}, {oldest} is needed");
+                let needed =
+                    format!("{version} from Debian {suite}; this kernel needs {oldest} or newer");
                 sys::say("criu", &needed);
                 failures.push_str(&format!("\n  {needed}"));
             }
@@ -355,7 +359,7 @@ fn check(criu: &Path) -> Result<Version> {
         .context("does not say a version as CRIU does")?;
     let oldest = oldest();
     if version < oldest {
-        bail!("version {version}, {oldest} is needed on this kernel");
+        bail!("version {version}; this kernel needs {oldest} or newer");
     }
     sys::capture(Command::new(criu).arg("check"))?;
     rehearse(criu)?;

@@ -132,7 +132,7 @@ fn criu_check() -> Row {
         Err(error) => Row::missing(
             NAME,
             error.to_string(),
-            "run gpucr as root, on a kernel with CONFIG_CHECKPOINT_RESTORE",
+            "run gpucr as root, in a container with --privileged, on a kernel with CONFIG_CHECKPOINT_RESTORE",
         ),
     }
 }

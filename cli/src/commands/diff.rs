@@ -101,9 +101,9 @@ fn print(diff: &Diff, manifests: [&Manifest; 2], all: bool) {
     total("host", &diff.host);
     total("library", &diff.libraries);
     say!(
-        "cost     on top of A, B needs {} more of its {} chunks: {}, stored in {}",
+        "cost     on top of A, B needs {} more of its {}: {}, stored in {}",
         diff.cost.chunks,
-        diff.cost.of_chunks,
+        display::counted(diff.cost.of_chunks, "chunk", "chunks"),
         display::bytes(diff.cost.bytes),
         display::bytes(diff.cost.stored_bytes)
     );

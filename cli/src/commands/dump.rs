@@ -54,7 +54,8 @@ pub(crate) fn run(args: &DumpArgs) -> Outcome {
     let outcome = once::dump(args, &options, (&events, outside.as_ref()), (&mut metrics, &traces));
     // The timeline of a dump that failed is written too.
     let written = timeline.map_or(Ok(()), |output| {
-        write_timeline(output, &options.timeline, about::facts(args.pid, &outcome))
+        let facts = about::facts(args.pid, options.leave_running, &outcome);
+        write_timeline(output, &options.timeline, facts)
     });
     let report = outcome?;
     if args.json {

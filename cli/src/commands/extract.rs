@@ -30,7 +30,7 @@ Example:\n  gpucr extract image/ --pid 4242 --address 0x302000000 --length 4MiB 
 pub(crate) struct ExtractArgs {
     /// The image
     pub(crate) image: PathBuf,
-    /// The process, by its pid in the program
+    /// The process, by the pid that it had in the program
     #[arg(long, value_parser = values::pids())]
     pub(crate) pid: u32,
     /// The first address, such as 0x7f0000000000

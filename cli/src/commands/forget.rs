@@ -19,9 +19,9 @@ use crate::{display, stores};
 
 /// Remove images from a store, except those that rules keep
 ///
-/// An image is kept if any rule keeps it. The rules are applied separately to the images of each command line.
-/// Several runs of the same command line count together, unless you tell them apart by tags (`--tag`). `gpucr gc`
-/// frees what only removed images needed.
+/// An image is kept if any rule keeps it. The rules apply to each command line separately; runs with the same command
+/// line count as one, unless you give them tags and name one (`--tag`) each time. `gpucr gc` frees the data that only
+/// removed images needed.
 #[derive(clap::Args)]
 #[command(group(ArgGroup::new("rule").required(true).multiple(true)
     .args(["keep_last", "keep_hourly", "keep_daily", "keep_within", "keep_tag"])))]
@@ -36,10 +36,10 @@ pub(crate) struct ForgetArgs {
     /// Keep the N newest
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) keep_last: Option<u32>,
-    /// Keep the newest of each of the last N hours that have one
+    /// Keep the newest image of each of the last N hours in which one was made
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) keep_hourly: Option<u32>,
-    /// Keep the newest of each of the last N days that have one
+    /// Keep the newest image of each of the last N days in which one was made
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) keep_daily: Option<u32>,
     /// Keep images that are at most this much older than the newest
@@ -86,7 +86,7 @@ pub(crate) fn run(args: &ForgetArgs) -> Outcome {
     } else {
         print(args, &kept, &removed);
         if !removed.is_empty() && !args.dry_run {
-            note!("What no other image needs is freed by: gpucr gc {}", shell_word(&store));
+            note!("To free what no image needs any more: gpucr gc {}", shell_word(&store));
         }
     }
     Ok(if listing.unreadable.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })

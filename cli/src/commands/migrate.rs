@@ -130,12 +130,12 @@ fn tell(args: &MigrateArgs, migrated: &Migrated) -> Outcome {
     match migrated.new_pid {
         None => say!("process {} can continue there", migrated.pid),
         Some(new_pid) => say!(
-            "process {} runs there as {new_pid}: it was stopped for {}; {} sent in {} chunks, {} more were \
-            already there; {} in all",
+            "process {} runs there as {new_pid}: it was stopped for {}; {} sent in {}, {} more already \
+            there; {} in all",
             migrated.pid,
             display::time(migrated.downtime_ms),
             display::bytes(migrated.sent_bytes),
-            migrated.sent_chunks,
+            display::counted(migrated.sent_chunks, "chunk", "chunks"),
             migrated.there_chunks,
             display::time(migrated.total_ms),
         ),

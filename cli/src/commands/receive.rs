@@ -104,7 +104,7 @@ pub(crate) struct ReceiveArgs {
     /// Output that goes to a file at the source goes to the same file here.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["list", "abort"])]
     pub(crate) stdout: Option<PathBuf>,
-    /// The same for its standard error; if one pipe serves both, either option applies to both
+    /// The same for its standard error; if one pipe serves both streams, either option covers both
     #[arg(long, value_name = "FILE", conflicts_with_all = ["list", "abort"])]
     pub(crate) stderr: Option<PathBuf>,
     /// Allow files that the program has open and that do not exist here to be created below DIR

@@ -49,7 +49,7 @@ pub(crate) fn run(args: &RmArgs) -> Outcome {
     let mut stores: Vec<_> = removed.iter().filter_map(|gone| gone.store.as_ref()).collect();
     stores.dedup();
     for store in stores.into_iter().filter(|_| !args.json) {
-        note!("What no other image needs is freed by: gpucr gc {}", shell_word(store));
+        note!("To free what no image needs any more: gpucr gc {}", shell_word(store));
     }
     outcome.map_err(Error::from)?;
     Ok(ExitCode::SUCCESS)

@@ -44,9 +44,9 @@ With any of the options under \"Saving and restarting\", gpucr does not become t
 parent and watches over it: it saves the program, restores it when it fails, passes signals on to it, and exits \
 with its exit status. The program is saved and restored with the privileges of the user who started gpucr run, \
 which must be root. If standard output and standard error are files, gpucr and the program append to them from \
-then on (O_APPEND), since a restored program continues at their ends. Exit status 75 means that the program was \
-saved and ended because of a signal (--on-signal). SIGHUP, SIGINT, SIGQUIT and SIGTERM ask the program to end; \
-after one of them it is neither saved nor restored any more.\n\n\
+then on (O_APPEND), since a restored program writes on at the end of each file. Exit status 75 means that the \
+program was saved and ended because of a signal (--on-signal). SIGHUP, SIGINT, SIGQUIT and SIGTERM ask the \
+program to end; after one of them it is neither saved nor restored any more.\n\n\
 Examples:\n  gpucr run -- ./train\n  \
 gpucr run --store /images --every 10m --keep 3 --restart 3 -- ./train")]
 pub(crate) struct RunArgs {
@@ -64,7 +64,7 @@ pub(crate) struct RunArgs {
     #[arg(long, hide = true)]
     pub(crate) inside: bool,
     /// Kernels that a dump may interrupt and that later continue from there: names, with `*` and `?`, or `auto` for
-    /// those of which a launch took 20 ms. Meant for long-running kernels: work that the program queues behind one
+    /// kernels with a launch that took 20 ms. For long-running kernels only: work that the program queues behind one
     /// waits up to a second for it to end
     #[arg(long, value_name = "KERNELS", value_delimiter = ',')]
     pub(crate) interruptible: Vec<String>,
@@ -84,10 +84,11 @@ pub(crate) struct RunArgs {
 pub(crate) enum LevelArg {
     /// Between two of their blocks; costs next to nothing
     Block,
-    /// At barriers in loops if blocks use shared memory or barriers, else between blocks. For kernels with few blocks
-    /// that take long
+    /// At barriers in loops if blocks use shared memory or barriers, else between blocks. Meant for kernels with few,
+    /// long-running blocks
     Barrier,
-    /// Also in loops, if threads are independent of each other. Loops of few instructions take half as long again
+    /// Also in loops, if threads are independent of each other. Loops of few instructions take up to 10 %
+    /// longer
     Loop,
     /// Like `loop`; where that is not possible and the launch is idempotent, blocks are aborted and later run again
     /// from their start

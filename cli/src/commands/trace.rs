@@ -21,9 +21,9 @@ use crate::{display, signals};
 READS and WRITES give the number of allocations that a kernel's arguments pointed to, and their size in bytes: a \
 pointer counts as its whole allocation. The kernels that may write the most come first.\n\n\
 FROM says how gpucr knows what is read and written: `code` from the kernel's PTX; `name` from its C++ name, \
-which shows which pointers are to const; `observed` because the memory did not change while the kernel was being \
-launched; `assumed` means that nothing is known, so the memory counts as read and written. Copies and fills are \
-`exact`.\n\n\
+which shows which pointers point to const data; `observed` because the memory did not change while the kernel was \
+being launched; `assumed` means that nothing is known, so the memory counts as read and written. Copies and fills \
+are `exact`.\n\n\
 IDEMPOTENT is yes if running the kernel twice has the same effect as running it once, because, judging by its \
 arguments, it writes nothing that it reads; it is no if the kernel reads and writes through the same pointer. \
 Each launch is judged by its own arguments: `12 of 30` means that 12 of 30 launches are idempotent. --twice runs \

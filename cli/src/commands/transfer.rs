@@ -100,11 +100,11 @@ pub(crate) fn export(args: &ExportArgs) -> Outcome {
         print_json(&report)?;
     } else {
         say!(
-            "{}: {}, {} in {} chunks; identity {}",
+            "{}: {}, {} in {}; identity {}",
             args.file.display(),
             display::bytes(report.tar_bytes),
             display::bytes(report.bytes),
-            report.chunks,
+            display::counted(report.chunks, "chunk", "chunks"),
             report.id
         );
     }
@@ -174,10 +174,10 @@ pub(crate) fn import(args: &ImportArgs) -> Outcome {
         print_json(&report)?;
     } else {
         say!(
-            "{}: {} in {} chunks, stored in {}; identity {}",
+            "{}: {} in {}, stored in {}; identity {}",
             report.image.display(),
             display::bytes(report.bytes),
-            report.chunks,
+            display::counted(report.chunks, "chunk", "chunks"),
             display::bytes(report.stored_bytes),
             report.id
         );

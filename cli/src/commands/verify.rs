@@ -54,8 +54,8 @@ fn print(report: &Report) {
     }
     let image = report.image.display();
     let read = format!(
-        "{} chunks, {}, read from {}",
-        report.chunks,
+        "{}, {}, read from {}",
+        display::counted(report.chunks, "chunk", "chunks"),
         display::bytes(report.bytes),
         display::bytes(report.stored_bytes)
     );
@@ -66,7 +66,9 @@ fn print(report: &Report) {
     }
     let chunks = report.damage.iter().filter(|damage| damage.chunk.is_some()).count();
     let files = report.damage.len() - chunks;
-    say!("{image} is damaged: {chunks} bad chunks, {files} bad files; {read}");
+    let chunks = display::counted(chunks as u64, "bad chunk", "bad chunks");
+    let files = display::counted(files as u64, "bad file", "bad files");
+    say!("{image} is damaged: {chunks}, {files}; {read}");
     say!("The image was only read. It cannot be restored: copy it again from where it came from.");
 }
 

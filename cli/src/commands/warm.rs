@@ -20,10 +20,10 @@ use crate::{display, signals};
 /// Reads, checks and decompresses an image once. A background process then keeps the result in memory, where every
 /// `gpucr restore` of the image finds it automatically: such a restore reads only the manifest from disk, and does
 /// not have to read, decompress and check the rest. Any number of restores may use it, one after the other or at
-/// once. The image is kept until it is dropped, its process ends, or the host is shut down.
+/// once. The image is kept until `gpucr warm --drop IMAGE`, until that process ends, or until the host is shut down.
 #[derive(clap::Args)]
 #[command(after_long_help = "\
-This takes as much memory as the uncompressed image has; identical chunks count once, and chunks that repeat one \
+This takes as much memory as the image does uncompressed; identical chunks count once, and chunks of one repeated \
 byte (usually zero) not at all. The memory is not swapped out (Linux 6.4 or newer). If the host runs out of \
 memory, the kernel kills this background process first. Nothing is read if the image needs more than \
 --memory-limit.\n\n\
@@ -49,13 +49,13 @@ pub(crate) struct WarmArgs {
     /// less]
     #[arg(long, value_name = "SIZE", value_parser = size, conflicts_with_all = ["list", "drop"])]
     pub(crate) memory_limit: Option<u64>,
-    /// Only keep the image in memory: do not pin it, and do not open its devices
+    /// Keep the image in memory only: do not pin it, and do not open its devices
     #[arg(long, conflicts_with_all = ["list", "drop"])]
     pub(crate) unpinned: bool,
     /// Keep the image in this process, until it gets SIGTERM or SIGINT
     #[arg(long, conflicts_with_all = ["list", "drop"])]
     pub(crate) foreground: bool,
-    /// List the images that are kept: identity, memory, since when, by which process, and how often restored
+    /// List the images in memory: identity, size, since when, by which process, how often restored
     #[arg(long, conflicts_with = "drop")]
     pub(crate) list: bool,
     /// Drop the image from memory; the image on disk stays

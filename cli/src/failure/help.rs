@@ -7,7 +7,7 @@ use gpucr_core::container::ContainerError;
 use gpucr_core::criu::{CriuError, Hint};
 use gpucr_core::cuda::driver::code;
 use gpucr_core::extract::ExtractError;
-use gpucr_core::image::ImageError;
+use gpucr_core::image::{ImageError, Manifest, NOT_EMPTY};
 use gpucr_core::library::LibraryError;
 use gpucr_core::limits::TooFewDescriptors;
 use gpucr_core::migrate::LinkError;
@@ -102,7 +102,8 @@ fn about_program(error: &Error) -> Help {
             "all processes of a program in a container have to see the same mounts: dump each part with a --pid of its own"
         }
         Error::FirstOfContainer { .. } => {
-            "start it below another one, which gpucr can leave out: with `gpucr run` as the container's entry point, or \
+            "if it is `gpucr run`, name its child, which `gpucr ps` outside of the container lists; else start the \
+             program below a process that gpucr can leave out: with `gpucr run` as the container's entry point, or \
              `podman run --init` (docker too)"
         }
         Error::ContainerStays { .. } => {
@@ -202,7 +203,7 @@ fn about_program(error: &Error) -> Help {
         }
         Error::Connected { .. } => {
             "with --tcp-close the restored program finds the connection closed; with --tcp-established it finds \
-            it open, and the other end has to wait until then"
+            it open, if the other end has kept it open until then"
         }
         Error::Unsupported { .. } => {
             "free these before the dump; gpucr-dump(1) lists what cannot be saved"
@@ -460,6 +461,15 @@ fn about_image(error: &ImageError) -> Help {
         | ImageError::Truncated { .. }
         | ImageError::MissingChunk { .. }
         | ImageError::Store(StoreError::DamagedChunk { .. }) => DAMAGED,
+        ImageError::Output { path, reason } if *reason == NOT_EMPTY => {
+            let word = shell_word(path);
+            return Some(match Manifest::read(path) {
+                Ok(_) => {
+                    format!("give another name, or remove the image there: gpucr rm {word}").into()
+                }
+                Err(_) => "give another name, or empty that directory first".into(),
+            });
+        }
         ImageError::UnknownSection { .. } => "restore it with a newer gpucr",
         ImageError::ParentMissing { .. } => {
             "put the parent back: gpucr looks for it at the same place relative to the image as at the dump, \

@@ -60,8 +60,8 @@ pub enum Error {
     Library(LibraryError),
     #[error("this gpucr is itself a descendant of process {pid}")]
     OwnTree { pid: u32 },
-    #[error("process {pid} and its {others} descendants use no CUDA")]
-    NoCuda { pid: u32, others: usize },
+    #[error("neither process {pid} nor any of its descendants uses CUDA")]
+    NoCuda { pid: u32 },
     #[error("neither process {pid} nor a descendant of it runs under gpucr and uses CUDA")]
     NoAgent { pid: u32 },
     #[error("process {pid} uses {what}, which the driver cannot checkpoint")]

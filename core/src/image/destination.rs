@@ -64,6 +64,9 @@ impl Destination {
     }
 }
 
+/// Why no image can be made where something is already.
+pub const NOT_EMPTY: &str = "the directory is not empty";
+
 /// Nothing, or an empty directory, is at `target`.
 pub(super) fn check_free(target: &Path, shown: &Path) -> Result<(), ImageError> {
     let output = |reason| Err(ImageError::Output { path: shown.to_owned(), reason });
@@ -73,7 +76,7 @@ pub(super) fn check_free(target: &Path, shown: &Path) -> Result<(), ImageError> 
         Ok(meta) if !meta.is_dir() => output("something that is not a directory is there"),
         Ok(_) => {
             let mut entries = target.read_dir().map_err(|e| io_failure("read", shown, e))?;
-            if entries.next().is_some() { output("the directory is not empty") } else { Ok(()) }
+            if entries.next().is_some() { output(NOT_EMPTY) } else { Ok(()) }
         }
     }
 }

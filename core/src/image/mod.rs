@@ -30,7 +30,7 @@ pub use base::Base;
 pub(crate) use base::salvage;
 pub use catalogue::{Listed, Listing, Removed, gc, list, remove};
 pub use cut::{Cut, FILE_CUT};
-pub use destination::{Destination, check_name};
+pub use destination::{Destination, NOT_EMPTY, check_name};
 pub use error::ImageError;
 pub use files::{Contents, HeldContents, Reused, unknown_bytes};
 pub(crate) use layout::MANIFEST;

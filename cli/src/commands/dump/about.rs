@@ -7,10 +7,10 @@ use gpucr_core::timeline::Fact;
 use crate::display;
 
 /// The host, the program, and what came of the dump.
-pub(super) fn facts(pid: u32, outcome: &Result<Report, Failure>) -> Vec<Fact> {
+pub(super) fn facts(pid: u32, leave_running: bool, outcome: &Result<Report, Failure>) -> Vec<Fact> {
     let mut facts = place(pid);
     match outcome {
-        Ok(report) => facts.extend(totals(report)),
+        Ok(report) => facts.extend(totals(leave_running, report)),
         Err(error) => facts.push(Fact::new("failed", error.to_string())),
     }
     facts
@@ -23,9 +23,18 @@ pub(crate) fn place(pid: u32) -> Vec<Fact> {
     vec![Fact::new("host", host), Fact::new("process", pid.to_string())]
 }
 
+/// What has become of the program.
+pub(super) fn fate(leave_running: bool, report: &Report) -> &'static str {
+    match (report.left_running, leave_running) {
+        (true, _) => "was left running",
+        (false, true) => "has ended",
+        (false, false) => "was killed",
+    }
+}
+
 /// What a dump came to.
-fn totals(report: &Report) -> Vec<Fact> {
-    let fate = if report.left_running { "was left running" } else { "was ended" };
+fn totals(leave_running: bool, report: &Report) -> Vec<Fact> {
+    let fate = fate(leave_running, report);
     let mut facts = vec![
         Fact::new("image", report.image.display().to_string()),
         Fact::new("image id", report.id.clone()),

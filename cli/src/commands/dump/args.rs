@@ -21,8 +21,8 @@ use crate::values::{compression, duration, every, pids, size, tag};
 Some programs cannot be saved, which is reported before anything is changed: those that use managed memory \
 (cudaMallocManaged), graphics interoperation or external memory; those that share memory with processes outside \
 the tree, by exported or imported handles, CUDA IPC or multicast objects; and those with a process whose main \
-thread has ended while other threads continue. Whatever else NVIDIA's driver refuses (MIG, MPS) makes the dump \
-roll back. The restore needs the same driver and the same devices, the program's pids must be free, and its \
+thread has ended while other threads continue. If NVIDIA's driver refuses anything else (MIG, MPS), the dump is \
+undone. The restore needs the same driver and the same devices, the program's pids must be free, and its \
 files must be as they were.\n\n\
 A program in a container is dumped from outside by the pid that it has there; podman and docker print that of the \
 container's first process (podman inspect --format '{{.State.Pid}}'), and `gpucr ps` those of programs under gpucr. \
@@ -71,14 +71,14 @@ pub(crate) struct DumpArgs {
     /// With --every: how many of its images to keep; older ones are removed [default: all]
     #[arg(long, value_name = "N", requires = "every", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) keep: Option<u32>,
-    /// How to copy device memory; auto chooses what stops the program for the shortest time
+    /// How to copy device memory; `auto` picks the way that stops the program for the shortest time
     #[arg(long, value_enum, default_value_t = ProtocolArg::Auto)]
     pub(crate) protocol: ProtocolArg,
-    /// Maximum memory to use on each device for copies that protocol cow sets aside [default: half of what is free].
-    /// Launches that may write memory for which there was no room wait until it is saved
+    /// Maximum memory on each device for the copies that protocol cow makes [default: half of what is free]. When it
+    /// is used up, launches that may write unsaved memory wait until it is saved
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) shadow_memory: Option<u64>,
-    /// Maximum host memory to use for copies that protocol cow sets aside of host memory not copied in advance
+    /// Maximum host memory for the copies that protocol cow makes of host memory not copied in advance
     /// [default: a quarter of what is available]. What does not fit is written to disk before the program continues
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) host_memory_limit: Option<u64>,
@@ -108,8 +108,8 @@ pub(crate) struct DumpArgs {
     /// KiB of a larger one; `gpucr restore --files rewind` puts them back
     #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = size)]
     pub(crate) save_files: u64,
-    /// Write metrics of the dump to FILE, in the text format of Prometheus, replacing what is there; use a name that
-    /// ends in .prom in the directory of the node exporter's textfile collector, for example
+    /// Write metrics of the dump to FILE in Prometheus's text format, replacing what is there; for the node exporter's
+    /// textfile collector, use a name in its directory that ends in .prom
     #[arg(long, value_name = "FILE")]
     pub(crate) metrics: Option<PathBuf>,
     /// Append what the dump did, and when, to FILE as OpenTelemetry spans
@@ -165,7 +165,8 @@ pub(crate) struct CriuArgs {
     /// The program is a shell job: its session leader is outside the tree (detected automatically)
     #[arg(short = 'j', long)]
     pub(crate) shell_job: bool,
-    /// Save TCP connections to processes outside the program as open ones: the other end has to wait
+    /// Save TCP connections to processes outside the program as open ones: the other end must keep them open until
+    /// the restore
     #[arg(long)]
     pub(crate) tcp_established: bool,
     /// Save TCP connections as closed ones: the restored program finds them closed

@@ -3,13 +3,14 @@
 use gpucr_core::dump::{Misspeculation, Options, Report, Target};
 use gpucr_core::image::{Destination, Protocol};
 
+use super::about::fate;
 use super::args::{DumpArgs, ProtocolArg};
 use crate::commands::{note, say};
 use crate::display;
 
 /// Says what a dump did.
 pub(super) fn tell(args: &DumpArgs, options: &Options, report: &Report) {
-    let fate = if report.left_running { "was left running" } else { "was ended" };
+    let fate = fate(options.leave_running, report);
     let shared = match options.target {
         Target::Image(Destination::Alone(_)) => String::new(),
         _ => format!(" ({} new)", display::bytes(report.new_bytes)),
@@ -40,10 +41,10 @@ pub(super) fn tell(args: &DumpArgs, options: &Options, report: &Report) {
     }
     if let Some(found) = &report.validation {
         say!(
-            "device memory: {} of {} chunks copied while it ran, {} of them changed afterwards; {} copied while \
+            "device memory: {} of {} copied while it ran, {} of them changed afterwards; {} copied while \
             it was stopped",
             report.precopied_chunks,
-            found.chunks,
+            display::counted(found.chunks, "chunk", "chunks"),
             found.misspeculated,
             found.recopied,
         );
@@ -53,8 +54,8 @@ pub(super) fn tell(args: &DumpArgs, options: &Options, report: &Report) {
     }
     if let Some(host) = &report.host {
         say!(
-            "host memory: {} copied while it ran, {} changed since; {} read while it was stopped, {} did not \
-            have to be",
+            "host memory: {} copied while it ran, {} of that changed; while it was stopped {} were read and {} \
+            could be skipped",
             display::bytes(host.ahead_bytes),
             display::bytes(host.changed_bytes),
             display::bytes(host.left_bytes),
@@ -63,9 +64,9 @@ pub(super) fn tell(args: &DumpArgs, options: &Options, report: &Report) {
     }
     if let Some(late) = &report.deferral {
         say!(
-            "saved after it continued: {} chunks, for which {} calls waited {} in all",
-            late.chunks,
-            late.blocked,
+            "saved after it continued: {}, for which {} waited {} in all",
+            display::counted(late.chunks, "chunk", "chunks"),
+            display::counted(late.blocked, "call", "calls"),
             display::time(late.blocked_ms),
         );
         if late.misspeculated > 0 {

@@ -16,7 +16,9 @@ pub(super) fn print(summary: &Summary<'_>, all: bool) {
         say!("builds on  {}", ancestor.display());
     }
     if let Some(store) = summary.store {
-        say!("in store   {}", store.display());
+        // An image says it from where it is itself.
+        let path = store.canonicalize();
+        say!("in store   {}", path.as_deref().unwrap_or(store).display());
     }
     say!(
         "made       {} on {} by gpucr {}",
@@ -97,7 +99,7 @@ pub(super) fn print(summary: &Summary<'_>, all: bool) {
             one.standing()
         );
     }
-    say!("stopped    {}", display::time(summary.stopped_ms));
+    say!("stopped    {} up to the commit", display::time(summary.stopped_ms));
     for phase in summary.phases {
         say!("phase      {:<11} {}", phase.name, display::time(phase.ms));
     }
@@ -140,7 +142,8 @@ fn process_line(process: &ProcessRow<'_>) -> String {
         (false, _) => "no CUDA".to_owned(),
         (true, true) => {
             let bytes = process.blocks.iter().map(|block| block.size).sum();
-            format!("under gpucr, {} in {} blocks", display::bytes(bytes), process.blocks.len())
+            let blocks = display::counted(process.blocks.len() as u64, "block", "blocks");
+            format!("under gpucr, {} in {blocks}", display::bytes(bytes))
         }
         (true, false) => "CUDA, not under gpucr".to_owned(),
     };

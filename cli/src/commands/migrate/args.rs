@@ -79,7 +79,7 @@ pub(crate) struct MigrateArgs {
     /// hand, give it this option instead.
     #[arg(long, value_name = "FILE", conflicts_with = "relay")]
     pub(crate) stdout: Option<String>,
-    /// The same for its standard error; if one pipe serves both, either option applies to both
+    /// The same for its standard error; if one pipe serves both streams, either option covers both
     #[arg(long, value_name = "FILE", conflicts_with = "relay")]
     pub(crate) stderr: Option<String>,
     /// Migrate even if the other side may have too little disk space for the image
@@ -111,11 +111,11 @@ pub(crate) struct MigrateArgs {
     ///
     /// Memory is copied in repeated passes until the remainder can be sent in this time at the rate measured on the
     /// link, or until further passes gain nothing. The time that both sides need to save and restore the processes is
-    /// added to it. Without this option, passes are made as long as each has at most half as much to copy as the last
-    /// one, and until little is left.
+    /// added to it. Without this option, passes go on for as long as each has at most half as much to copy as the one
+    /// before, and until little is left.
     #[arg(long, value_name = "DURATION", value_parser = interval)]
     pub(crate) max_downtime: Option<Duration>,
-    /// With --max-downtime: what to do with a program that writes too fast for it
+    /// With --max-downtime: what to do if the program writes too fast to stay within it
     #[arg(long, value_enum, default_value_t = OnStallArg::Continue, requires = "max_downtime")]
     pub(crate) on_stall: OnStallArg,
     /// Send memory over this many connections with TLS, in addition to the link
@@ -243,7 +243,7 @@ pub(crate) enum FilesArg {
 /// What to do with a program that writes too fast.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OnStallArg {
-    /// Stop the program all the same, for longer
+    /// Stop the program anyway, for longer
     Continue,
     /// Give up the migration
     Abort,

@@ -11,9 +11,9 @@ use crate::commands::key::TrustArgs;
 
 /// Restore a program from an image
 ///
-/// The program gets its old pids back and resumes where it left off. In the foreground (the default) gpucr stands in
-/// for it: it passes signals on to the program, and exits with the program's exit status. The image is only read, so
-/// it can be restored any number of times.
+/// The program gets its old pids back and resumes where it left off. In the foreground (the default) gpucr stays in
+/// the program's place: it passes signals on to the program, and exits with the program's exit status. The image is
+/// only read, so it can be restored any number of times.
 #[derive(clap::Args)]
 #[command(after_long_help = "\
 With --new-pids the program runs in a pid namespace of its own, with its own /proc. There it has its old pids; \
@@ -40,7 +40,7 @@ pub(crate) struct RestoreArgs {
     /// with --detach. Output that went to a file or a terminal goes there again.
     #[arg(long, value_name = "FILE")]
     pub(crate) stdout: Option<PathBuf>,
-    /// The same for its standard error; if one pipe served both, either option applies to both
+    /// The same for its standard error; if one pipe served both streams, either option covers both
     #[arg(long, value_name = "FILE")]
     pub(crate) stderr: Option<PathBuf>,
     /// Restore into a new pid namespace, where all pids are free
@@ -57,7 +57,7 @@ pub(crate) struct RestoreArgs {
     /// again by other means. See gpucr-security(7).
     #[arg(long, value_name = "DIR")]
     pub(crate) root: Option<PathBuf>,
-    /// What is mounted at PLACE in the restored container, where something from outside was mounted
+    /// What to mount at PLACE in the restored container, if something from outside was mounted there
     #[arg(long, value_name = "PLACE=PATH", requires = "root", value_parser = mount)]
     pub(crate) mount: Vec<(PathBuf, PathBuf)>,
     /// Restore in this network namespace: /run/netns/NAME as `ip netns add NAME` makes it, or /proc/PID/ns/net
@@ -104,7 +104,7 @@ pub(crate) struct RestoreArgs {
     /// names the wrong device. The old and new devices are printed, and are in the report (`moved`).
     #[arg(long, value_name = "OLD=NEW", value_delimiter = ',')]
     pub(crate) device_map: Vec<MappedDevice>,
-    /// Write metrics of the restore to FILE, in the text format of Prometheus (see gpucr-dump(1))
+    /// Write metrics of the restore to FILE, in Prometheus's text format (see gpucr-dump(1))
     #[arg(long, value_name = "FILE")]
     pub(crate) metrics: Option<PathBuf>,
     /// Append what the restore did, and when, to FILE as OpenTelemetry spans (see gpucr-dump(1))
@@ -185,8 +185,8 @@ fn mount(text: &str) -> Result<(PathBuf, PathBuf), String> {
 /// See [`FilePolicy`].
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum FilesArg {
-    /// Logs stay as they are, and the program continues at their ends, even if they have grown or were truncated. Any
-    /// other file must have its old size
+    /// Logs stay as they are, and the program writes on at the end of each, even if they have grown or were truncated.
+    /// Any other file must have its old size
     Keep,
     /// Files that the program was writing are put back as they were: what was appended since is lost, and files that
     /// were altered or removed are restored from their copies in the image, if it has them (see --save-files in

@@ -227,7 +227,7 @@ pub(super) fn say_files(report: &Report) {
         let now =
             found.map_or("was gone".to_owned(), |now| format!("has {} now", display::bytes(now)));
         let done = match done {
-            FileFate::Continued => "the program continues at its end",
+            FileFate::Continued => "the program appends to it",
             FileFate::CutBack => "it was truncated",
             FileFate::PutBack => "it was put back from the image",
         };

@@ -15,11 +15,11 @@ use crate::values::every;
 #[derive(clap::Args)]
 #[command(next_help_heading = "Saving and restarting (gpucr stays, and needs root)")]
 pub(crate) struct SupervisionArgs {
-    /// Watch over the program, and put images of it into the store DIR, which is created if it does not exist
+    /// Watch over the program and put its images into the store DIR, which is created if it does not exist
     /// [default with any of the options below: GPUCR_STORE, or the store in the config file]
     #[arg(long, value_name = "DIR")]
     pub(crate) store: Option<PathBuf>,
-    /// Save the program at this interval, for the first time after one interval
+    /// Save the program at this interval; the first time is one interval after the start
     ///
     /// A dump that fails is reported, and the next one is made when it is due.
     #[arg(long, value_name = "DURATION", value_parser = every)]
@@ -34,8 +34,8 @@ pub(crate) struct SupervisionArgs {
     /// of a job.
     #[arg(long, value_name = "SIGNAL=HOW", value_delimiter = ',', value_parser = on_signal)]
     pub(crate) on_signal: Vec<OnSignal>,
-    /// How many images to keep of those that this gpucr makes and that nobody has named; older ones are removed
-    /// [default: all]
+    /// Of the images that this gpucr makes without a name, keep only the newest N; older ones are removed [default:
+    /// all]
     ///
     /// Images that were already in the store are never removed.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]

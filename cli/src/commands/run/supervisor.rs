@@ -357,10 +357,9 @@ impl Supervisor<'_> {
             return Ok(None);
         }
         self.kill_rest();
-        let s = if most == 1 { "" } else { "s" };
         note!(
-            "gpucr: the program has failed: {why}. It is being restored from {}, {times} of at most {most} \
-            time{s} without a new image.",
+            "gpucr: the program has failed: {why}. Restoring it from {} (attempt {times} of {most} without a new \
+            image).",
             image.display()
         );
         let life = Life::restore(&image, &self.args.restore_args, &self.signals);

@@ -92,7 +92,7 @@ fn of_criu<'a>(
 /// What the processes and their agents tell.
 fn of_processes(options: &Options, tree: Tree, found: &mut Vec<Error>) {
     let drivers = Drivers::default();
-    let (before, others) = (found.len(), tree.processes.len() - 1);
+    let before = found.len();
     let (mut cuda_processes, mut blocks) = (Vec::new(), 0);
     for process in tree.processes {
         match locks::take(&process, Some(&options.stop)) {
@@ -123,6 +123,6 @@ fn of_processes(options: &Options, tree: Tree, found: &mut Vec<Error>) {
         found.push(error.into());
     }
     if cuda_processes.is_empty() && found.len() == before {
-        found.push(Error::NoCuda { pid: options.pid, others });
+        found.push(Error::NoCuda { pid: options.pid });
     }
 }

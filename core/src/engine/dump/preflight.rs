@@ -218,7 +218,6 @@ pub(super) fn check(
     };
     let shell_job =
         options.shell_job || root.session != root.pid || tree.processes.iter().any(on_terminal);
-    let descendants = tree.processes.len() - 1;
 
     let (mut processes, mut cuda_processes) = (Vec::new(), Vec::<CudaProcess>::new());
     let mut driver_path: Option<PathBuf> = None;
@@ -262,7 +261,7 @@ pub(super) fn check(
     let (Some(first), Some(driver_path), Some(network)) =
         (cuda_processes.first(), driver_path, network)
     else {
-        return Err(Error::NoCuda { pid: options.pid, others: descendants });
+        return Err(Error::NoCuda { pid: options.pid });
     };
     let blocks =
         processes.iter().filter_map(|process| process.cuda.as_ref()).map(|c| c.counts.blocks);
