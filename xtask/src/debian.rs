@@ -124,6 +124,8 @@ pub(crate) fn fetch_upstream_tarball(
             ("Dir::Cache::srcpkgcache", Path::new("")),
             // Its unprivileged user cannot write into a private temporary folder.
             ("APT::Sandbox::User", Path::new("root")),
+            // The caller knows the tarball's hash, so a mirror that lags behind does no harm.
+            ("Acquire::Check-Valid-Until", Path::new("false")),
         ] {
             command.arg("-o").arg(format!("{option}={}", value.display()));
         }
