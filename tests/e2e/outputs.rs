@@ -306,6 +306,8 @@ fn a_program_comes_back_to_the_terminal_where_only_its_errors_go_there() -> Resu
          printf '%100s' . >> {pace}\n\
          stty cols 132 rows 40 echo < /dev/tty\n\
          setsid -w sh -c \"$G restore image\" < /dev/null > refused 2>&1 && exit 1\n\
+         GPUCR_FAULT=fail:resume $G restore image < /dev/null 2> failed && exit 1\n\
+         stty size < /dev/tty > size-of-failed; stty -a < /dev/tty > modes-of-failed\n\
          $G restore image < /dev/null; status=$?\n\
          stty size < /dev/tty > size; stty -a < /dev/tty > modes\n\
          exit $status\n",
@@ -325,7 +327,9 @@ fn a_program_comes_back_to_the_terminal_where_only_its_errors_go_there() -> Resu
     // In a session without a terminal it is refused, and here its terminal is as it was before.
     let file = |name| std::fs::read_to_string(lab.path(name));
     ensure!(file("refused")?.contains("script -qec"), "{}", file("refused")?);
-    ensure!(file("size")?.trim() == "40 132", "{}", file("size")?);
-    ensure!(file("modes")?.contains(" echo "), "{}", file("modes")?);
+    for (size, modes) in [("size-of-failed", "modes-of-failed"), ("size", "modes")] {
+        ensure!(file(size)?.trim() == "40 132", "{size}: {}", file(size)?);
+        ensure!(file(modes)?.contains(" echo "), "{modes}: {}", file(modes)?);
+    }
     Ok(())
 }

@@ -167,8 +167,8 @@ const THREADS_TOGETHER: usize = 64;
 const BLOCKS: u32 = 60;
 /// Of the largest blocks. A multiprocessor runs two at a time, and a software driver has one for each core.
 const MOST_THREADS: u32 = 1024;
-/// How often all multiprocessors get new ones.
-const ROUNDS: u32 = 1000;
+/// How often all multiprocessors get new ones. Of so many blocks all threads could be saved in their loops.
+const ROUNDS: u32 = 500;
 
 /// What becomes of a number after so many steps.
 fn jump(number: u32, mut times: u32) -> u32 {
@@ -236,7 +236,7 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
 pub(crate) fn run_rounds(run: &mut Run) -> Result<()> {
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
     let blocks = 2 * cores * run.pick(ROUNDS, 2 * ROUNDS, 10 * ROUNDS);
-    run_each(run, "long_rounds", "", Shape::of(blocks, MOST_THREADS), 800)
+    run_each(run, "long_rounds", "", Shape::of(blocks, MOST_THREADS), 1500)
 }
 
 /// Runs the workload with few blocks: no core has two of them.

@@ -66,14 +66,13 @@ pub(crate) fn run(args: &RestoreArgs) -> Outcome {
     let goes_on = GoesOn(Arc::new(move |pid| {
         let Some(pid) = pid else {
             to_tell.say("again", json!({}));
+            resized.iter().for_each(|terminal| terminal.again());
             return to_signal.keep();
         };
         if !detach {
             to_signal.pass_to(pid);
         }
-        if let Some(terminal) = &resized {
-            terminal.set_size();
-        }
+        resized.iter().for_each(|terminal| terminal.restored());
         to_tell.say("running", json!({"pid": pid}));
         // Once: the pid is the same if it is restored again.
         if let Some(ready) = ready.lock().ok().and_then(|mut ready| ready.take()) {
@@ -85,6 +84,11 @@ pub(crate) fn run(args: &RestoreArgs) -> Outcome {
     let options = options(args, held_by.as_ref(), share, &signals, goes_on)?;
     let options = Options { network, at_hand: Arc::new(at_hand), ..options };
     let restored = restore::restore(options, progress(args, &events));
+    let give_back = || terminal.iter().for_each(|terminal| terminal.give_back());
+    if restored.is_err() {
+        terminal.iter().for_each(|terminal| terminal.restored());
+        give_back();
+    }
     let mut program = match told(args, (&events, &traces), restored, Program::report) {
         Err(failure) if held_by.is_some_and(|by| by.hears(&failure)) => {
             return Ok(ExitCode::from(FAILED));
@@ -98,6 +102,7 @@ pub(crate) fn run(args: &RestoreArgs) -> Outcome {
     say_restored(args, program.report());
     let (pid, since) = (program.report().pid, Instant::now());
     if args.detach {
+        give_back();
         return started(args, program.report(), pid);
     }
     loop {
@@ -105,15 +110,16 @@ pub(crate) fn run(args: &RestoreArgs) -> Outcome {
         std::thread::spawn(move || stand_in.stand_in(pid));
         let happened = program.wait();
         events.say_failure(&happened);
+        if happened.is_err() {
+            give_back();
+        }
         match happened? {
             Happened::Ended => break,
             Happened::RestoredAgain => events.say("restored", json!(program.report())),
         }
     }
     let end = wait(pid, &signals).map_err(io_error("cannot wait for the program"))?;
-    if let Some(terminal) = terminal {
-        terminal.set_modes();
-    }
+    give_back();
     events.say("ended", json!(end));
     say_ended(args, pid, end, since);
     ended(args, program.report(), end)

@@ -30,7 +30,7 @@ draw a progress bar: have it close that, or start it without a controlling termi
 
 /// What to do about a program that uses io_uring. (libuv's `UV_USE_IO_URING=0` does not keep it from that since its 1.50.)
 const WITHOUT_IO_URING: &str = "CRIU cannot save it: have the program use none. Libraries such as libuv (Node.js, uvloop) \
-do without where the kernel refuses it: sysctl kernel.io_uring_disabled=2 before the program starts (Linux 6.6). \
+work without it if the kernel refuses it: sysctl kernel.io_uring_disabled=2 before the program starts (Linux 6.6). \
 PyTorch's key-value store does with USE_LIBUV=0";
 
 /// What to do about any error.
@@ -119,12 +119,20 @@ fn about_program(error: &Error) -> Help {
                 format!("mount it there below the root, or name what is to be there: --mount {place}=PATH").into(),
             );
         }
-        Error::Container(ContainerError::NoPoint { place, is_directory }) => {
+        Error::Container(ContainerError::NoPoint {
+            place, is_directory, is_missing: true, ..
+        }) => {
             let make = if *is_directory { "mkdir -p" } else { "touch" };
             return Some(
-                format!("make it there, as container runtimes do (`podman init` before `podman mount`): {make} DIR{}",
-                    shell_word(place)).into(),
+                format!(
+                    "make it there, as container runtimes do (`podman init` before `podman mount`): {make} DIR{}",
+                    shell_word(place)
+                )
+                .into(),
             );
+        }
+        Error::Container(ContainerError::NoPoint { .. }) => {
+            "look at the directory that --root names: it is not as the container's was"
         }
         Error::Container(ContainerError::NoSuchMount { .. }) => {
             "`gpucr inspect` lists the places at which something was mounted"
@@ -381,7 +389,7 @@ fn about_hint(hint: Hint) -> Cow<'static, str> {
         }
         Hint::IoUring => WITHOUT_IO_URING,
         Hint::NoTerminal => {
-            "the program had a terminal: restore it in one, and without --new-pids, or under script(1): script -qec \
+            "the program had a terminal: restore it in one, without --new-pids and --root, or under script(1): script -qec \
              'gpucr restore …' /dev/null; a program whose streams are all files or pipes needs none"
         }
         Hint::GhostLimit => "the program holds a large deleted file open: close it first",

@@ -50,12 +50,6 @@ impl FileTree {
         self.0.as_ref().map(|other| other.root.as_fd())
     }
 
-    /// The same without what is mounted in it.
-    pub(crate) fn without_mounts(&self) -> Self {
-        let root = self.root().and_then(|root| root.try_clone_to_owned().ok());
-        root.map_or_else(Self::host, |root| Self::of(root, Vec::new()))
-    }
-
     /// What is mounted, and where.
     pub(crate) fn mounts(&self) -> impl Iterator<Item = (&Path, BorrowedFd<'_>)> {
         let mounts = self.0.iter().flat_map(|other| &other.mounts);
@@ -87,6 +81,17 @@ impl FileTree {
     /// As [`find`](Self::find); `ELOOP` if there is a link.
     pub(crate) fn find_without_links(&self, path: &Path) -> io::Result<File> {
         self.look_up(path, ResolveFlags::NO_SYMLINKS)
+    }
+
+    /// Finds what a path names, to which no link leads, in the root directory itself, whatever is mounted there.
+    ///
+    /// # Errors
+    /// As [`find_without_links`](Self::find_without_links).
+    pub(crate) fn find_in_root(&self, path: &Path) -> io::Result<File> {
+        let resolve =
+            ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_SYMLINKS;
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        Ok(careful::open_below(self.root().unwrap_or(CWD), path, flags, resolve)?.into())
     }
 
     fn look_up(&self, path: &Path, more: ResolveFlags) -> io::Result<File> {

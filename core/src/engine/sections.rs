@@ -170,7 +170,10 @@ pub(super) fn made_anew(places: &[PathBuf]) -> Option<Section> {
 
 /// What [`made_anew`] has written; `None` if nobody knows.
 pub(super) fn read_made_anew(manifest: &Manifest) -> Option<Vec<PathBuf>> {
-    postcard::from_bytes(&manifest.section(MADE_ANEW, 1)?.data).ok()
+    let said = postcard::from_bytes::<Vec<PathBuf>>(&manifest.section(MADE_ANEW, 1)?.data).ok();
+    said.filter(|places| {
+        places.len() <= container::MOST && places.iter().all(|it| it.is_absolute())
+    })
 }
 
 /// The section for copies of files; none if there are none. It may be passed over: then no file is put back.
@@ -232,6 +235,12 @@ mod tests {
         manifest.sections.insert(0, made_anew(&places).unwrap());
         assert_eq!(read_made_anew(&manifest), Some(places));
         check(&manifest).unwrap();
+        for nonsense in [vec![PathBuf::from("tmp")], vec![PathBuf::from("/tmp"); 1025]] {
+            manifest.sections[0] = made_anew(&nonsense).unwrap();
+            assert_eq!(read_made_anew(&manifest), None);
+        }
+        manifest.sections[0].data = vec![0xff];
+        assert_eq!(read_made_anew(&manifest), None);
         manifest.sections.remove(0);
         let last = manifest.sections.len() - 1;
         let outside = [OuterMount { place: "/../etc".into(), is_directory: true }];

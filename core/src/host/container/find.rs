@@ -90,7 +90,7 @@ impl Container {
             let what = "what is mounted there cannot be told apart";
             return Err(unreadable(io::Error::other(what)));
         }
-        let anew = || made_anew(&all, &own);
+        let anew = || made_anew(&all, &own).filter(|it| it.mount_point != Path::new("/"));
         let own_systems = anew().filter_map(|mount| device(&mount.majmin)).collect();
         let places = anew().map(|mount| named(&mount.mount_point).map(PathBuf::from));
         let made_anew = places.collect::<Result<_, _>>().map_err(unreadable)?;

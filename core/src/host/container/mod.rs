@@ -10,6 +10,7 @@ mod named;
 mod stage;
 
 pub use find::Container;
+pub(crate) use mount::MOST;
 pub(crate) use mount::are_possible;
 pub use mount::{ContainerError, OuterMount};
 pub use named::named;

@@ -7,7 +7,7 @@ use std::path::{Component, Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 /// Most mounts of a container that come from elsewhere.
-pub(super) const MOST: usize = 1024;
+pub(crate) const MOST: usize = 1024;
 
 /// A place in a container at which something is mounted from elsewhere.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -100,12 +100,16 @@ pub enum ContainerError {
         why: String,
     },
     /// There is no file or directory on which it could be mounted.
-    #[error("something was mounted at {place} in the program's container, and that place does not exist below the new root directory", place = place.display())]
+    #[error("something was mounted at {place} in the program's container, and below the new root directory {why}", place = place.display())]
     NoPoint {
         /// The place.
         place: PathBuf,
         /// Whether it is to be a directory.
         is_directory: bool,
+        /// What is wrong with it, as the end of a sentence.
+        why: String,
+        /// Whether nothing is there: neither the place nor a link on the way.
+        is_missing: bool,
     },
     /// A mount is given for a place at which there was none.
     #[error("nothing from outside was mounted at {place} in the program's container", place = place.display())]

@@ -53,19 +53,43 @@ pub fn lacking(
         let is_inside = |outer: &Path| mount.place != outer && mount.place.starts_with(outer);
         let is_made = |made: &[PathBuf]| made.iter().any(|outer| is_inside(outer));
         let is_on_another = || mounts.iter().any(|other| is_inside(&other.place));
-        let has_point = || {
-            let point = tree.without_mounts().find_without_links(&mount.place);
-            let meta = point.and_then(|point| point.metadata());
-            meta.is_ok_and(|meta| meta.is_dir() == mount.is_directory)
-        };
         if let Err(error) = source(tree, mount) {
             found.push(error);
-        } else if made_anew.is_some_and(|made| !is_made(made)) && !is_on_another() && !has_point() {
-            let (place, is_directory) = (mount.place.clone(), mount.is_directory);
-            found.push(ContainerError::NoPoint { place, is_directory });
+        } else if made_anew.is_some_and(|made| !is_made(made)) && !is_on_another() {
+            found.extend(no_point(tree, &mount.place, mount.is_directory));
+        }
+    }
+    for place in made_anew.into_iter().flatten() {
+        let is_inside = |outer: &PathBuf| place != outer && place.starts_with(outer);
+        let is_on_another = mounts.iter().any(|mount| is_inside(&mount.place))
+            || made_anew.is_some_and(|made| made.iter().any(is_inside));
+        if !is_on_another {
+            // Nobody has said whether it is a directory: hardly ever is it none.
+            let there = tree.find_in_root(place).and_then(|point| point.metadata());
+            if there.is_err() {
+                found.extend(no_point(tree, place, true));
+            }
         }
     }
     found
+}
+
+/// Why nothing can be mounted at this place in the root directory; none if it can.
+fn no_point(tree: &FileTree, place: &Path, is_directory: bool) -> Option<ContainerError> {
+    let point = tree.find_in_root(place).and_then(|point| point.metadata());
+    let (why, is_missing) = match point {
+        Ok(meta) if meta.is_dir() == is_directory => return None,
+        Ok(_) if is_directory => ("it is no directory".to_owned(), false),
+        Ok(_) => ("it is a directory".to_owned(), false),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            ("it does not exist".to_owned(), true)
+        }
+        Err(error) if error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error()) => {
+            ("a symbolic link leads there".to_owned(), false)
+        }
+        Err(error) => (format!("it cannot be looked at: {error}"), false),
+    };
+    Some(ContainerError::NoPoint { place: place.to_owned(), is_directory, why, is_missing })
 }
 
 fn source(tree: &FileTree, mount: &OuterMount) -> Result<File, ContainerError> {
@@ -180,6 +204,7 @@ mod tests {
             all.iter().map(|error| error.to_string()).collect()
         };
         let made = [PathBuf::from("/proc")];
+        std::fs::create_dir(dir.path().join("proc")).expect("made");
         let has = |all: &[String], what: &[(&str, &str)]| {
             let said = |(error, (place, words)): (&String, &(&str, &str))| {
                 error.contains(place) && error.contains(words)
@@ -205,6 +230,12 @@ mod tests {
         std::fs::create_dir(dir.path().join("data")).expect("made");
         std::fs::write(dir.path().join("etc/hosts"), b"").expect("written");
         has(&told(&every, Some(&made)), &[]);
+        // What CRIU mounts by itself needs a place too, and a link is none.
+        let more = [made[0].clone(), PathBuf::from("/dev")];
+        has(&told(&every, Some(&more)), &[("/dev", no_point)]);
+        std::fs::remove_file(dir.path().join("etc/hosts")).expect("removed");
+        std::os::unix::fs::symlink("/etc/nologin", dir.path().join("etc/hosts")).expect("made");
+        has(&told(&every, Some(&made)), &[("/etc/hosts", "a symbolic link")]);
     }
 
     /// What CRIU makes is made by what the files of an image say.

@@ -22,7 +22,7 @@ const RDMA: &str = "the RDMA device";
 /// Their major number: `IB_DEV_MAJOR` of Linux' `drivers/infiniband/core`.
 const RDMA_MAJOR: u32 = 231;
 
-/// How an io_uring is called.
+/// What an io_uring is called.
 pub const IO_URING: &str = "an io_uring";
 /// What CRIU saves of no process, as `/proc` calls it, and how it is called here. Of what `/proc` calls `anon_inode:…`
 /// CRIU 4.2 saves eventfd, epoll, inotify, fanotify, signalfd, timerfd, pidfd and, if it was built so, maps of BPF
@@ -75,11 +75,10 @@ pub fn of(tree: &Tree) -> Holdings {
     for (pid, open) in &open {
         let own: BTreeSet<u32> = open.iter().filter_map(socket).collect();
         let mut add = |what: String, options| {
-            // Once, though relatives have the same thing open.
-            if said.insert(what.clone()) {
-                let is_lost = what.starts_with(STREAM)
-                    || what.starts_with(RDMA)
-                    || UNSAVED.iter().any(|(_, name)| what == *name);
+            // Once, though relatives have the same thing open. What has no name of its own is another one in each.
+            let is_unsaved = UNSAVED.iter().any(|(_, name)| what == *name);
+            if said.insert((what.clone(), is_unsaved.then_some(*pid))) {
+                let is_lost = what.starts_with(STREAM) || what.starts_with(RDMA) || is_unsaved;
                 all.held.push(Held { pid: *pid, what, options, is_lost });
             }
         };

@@ -49,7 +49,7 @@ struct State {
     is_long: bool,
     /// A launch took long, but its blocks are too short for a twin.
     is_tiny: bool,
-    /// No round of a launch is known to have taken longer.
+    /// The longest that a round has taken in a launch that was measured, on average.
     round: Duration,
     /// Launches in a row that were not long, though it was.
     short: u32,
@@ -129,7 +129,7 @@ pub(super) fn why_not(name: &str) -> Option<&'static str> {
             is_tiny |= state.is_tiny;
         }
         Some(if is_tiny {
-            "its blocks are so short that it would take longer; it has to be named"
+            "its blocks are so short that a twin would slow it down; name it to have one anyway"
         } else {
             "none of its launches that were measured took 20 ms"
         })
@@ -145,7 +145,7 @@ impl Length {
         self.state().is_long
     }
 
-    /// Whether all of its blocks that are known ended soon: then the device is idle soon if it is interrupted between
+    /// Whether its blocks end soon, by the launches that were measured: then the device is idle soon if it is interrupted between
     /// blocks, which costs less than inside of them.
     pub(super) fn has_short_blocks(&self) -> bool {
         let state = self.state();
@@ -193,8 +193,7 @@ impl Length {
     /// A launch of its twin was over after this time at the latest.
     pub(super) fn observed(&self, time: Duration, grid: Grid) {
         let mut state = self.state();
-        state.round = state.round.max(grid.time_of_a_round(time));
-        state.short = if time < LONG { state.short + 1 } else { 0 };
+        state.short = if time < LONG || grid.is_tiny(time) { state.short + 1 } else { 0 };
         if state.short >= SHORT_IN_A_ROW {
             *state = State::default();
         }
@@ -221,7 +220,7 @@ impl State {
     fn took(&mut self, time: Duration, grid: Grid) {
         self.round = self.round.max(grid.time_of_a_round(time));
         if time >= LONG {
-            self.is_tiny = time.as_nanos() < TINY * u128::from(grid.blocks);
+            self.is_tiny = grid.is_tiny(time);
             self.is_long = !self.is_tiny;
         }
     }
@@ -255,6 +254,11 @@ impl State {
 }
 
 impl Grid {
+    /// Whether blocks of a twin could not begin as fast as these if all take this time.
+    fn is_tiny(self, time: Duration) -> bool {
+        time.as_nanos() < TINY * u128::from(self.blocks)
+    }
+
     /// How long a round takes if all take this time.
     fn time_of_a_round(self, time: Duration) -> Duration {
         time / u32::try_from(self.rounds.max(1)).unwrap_or(u32::MAX)
@@ -396,17 +400,20 @@ mod tests {
     fn blocks_are_short_as_long_as_no_round_was_long() {
         let length = length();
         assert!(!length.has_short_blocks(), "nothing is known");
-        length.state().is_long = true;
-        length.observed(SOON * 4, Grid { blocks: 9, rounds: 5 });
+        length.state().took(SOON * 4, Grid { blocks: 9, rounds: 5 });
         assert!(length.has_short_blocks());
-        length.observed(SOON * 4, Grid { blocks: 8, rounds: 4 });
+        length.state().took(SOON * 4, Grid { blocks: 8, rounds: 4 });
         assert!(!length.has_short_blocks());
-        length.observed(LONG, Grid { blocks: u64::MAX, rounds: u64::MAX });
+        length.state().took(LONG, Grid { blocks: 1000, rounds: 500 });
         assert!(!length.has_short_blocks(), "some were long");
+        // Tiny blocks count as short ones, since their launches are better made without a twin.
         for _ in 0..SHORT_IN_A_ROW {
-            length.observed(Duration::ZERO, Grid { blocks: 0, rounds: 0 });
+            length.observed(LONG, Grid { blocks: 1 << 40, rounds: 1 << 30 });
         }
-        length.state().is_long = true;
+        assert_eq!(length.next(), Next::Measure);
+        length.state().took(LONG, Grid { blocks: 0, rounds: 0 });
+        assert!(length.is_long());
+        length.state().took(LONG, Grid { blocks: 2, rounds: 1 });
         assert!(length.has_short_blocks(), "it was measured anew");
     }
 
