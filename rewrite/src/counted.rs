@@ -1,11 +1,14 @@
 //! Loops that count. Where a loop adds the same number in each turn and compares the sum with a limit, it is known before a part
 //! of its turns that none of them is the last one. So it is run in parts: a part's turns are those of the original, with
 //! a nearer limit, and the flag is looked at behind each. A compiler can make of them what it makes of the original's.
+//! Short turns are written several times one after the other: only the last of them can be the last of a part, so that the
+//! others need no branch, which makes up for what the parts cost.
 
 use std::ops::Range;
 
 use crate::backward::Loop;
 use crate::body::{Body, Flow, Kind, Step, What};
+use crate::edits::edited;
 use crate::opcodes::is_of_param;
 
 /// More is not added in a turn.
@@ -14,6 +17,19 @@ const MOST_ADDED: i64 = 1 << 20;
 const MOST_ADDED_IN_PART: i64 = 1 << 30;
 /// Compilers write turns of loops so many times one after the other, or a part of that: then none is left over in a part.
 const UNROLLED: i64 = 16;
+
+/// A place in a text, and what is written there instead.
+pub(crate) type Edit = (Range<usize>, String);
+
+/// The body that has the loops.
+pub(crate) struct Source<'s, 'a> {
+    pub(crate) text: &'s str,
+    pub(crate) body: &'s Body<'a>,
+    /// Turns are written one after the other up to so many instructions.
+    pub(crate) least: usize,
+    /// What is written in the places of an instruction that stays.
+    pub(crate) edits: &'s dyn Fn(usize, &Step<'a>) -> Vec<Edit>,
+}
 
 /// A loop that counts.
 pub(crate) struct Counted {
@@ -26,6 +42,8 @@ pub(crate) struct Counted {
     /// The register that has a part's limit.
     near: String,
     bits: u32,
+    /// The text of copies of its turns, bytes.
+    pub(crate) copied: usize,
 }
 
 /// An instruction without a guard, and its operands: their texts, and where they are.
@@ -72,14 +90,14 @@ fn writer_of<'b, 'a>(
 }
 
 /// What is known of a loop that counts, by its number among all; `to`: where it leads behind a part, which has so many
-/// instructions.
+/// instructions. `room`: the copies of its turns may have so much text, bytes.
 pub(crate) fn counted(
-    text: &str,
-    body: &Body<'_>,
+    source: &Source<'_, '_>,
     (number, one): (usize, &Loop),
     to: &str,
-    part: u32,
+    (part, room): (u32, usize),
 ) -> Option<Counted> {
+    let (text, body) = (source.text, source.body);
     let [end] = one.back[..] else { return None };
     let inside = one.label + 1..end;
     // All of them are run in each turn, up to where the loop is left: nobody comes in between.
@@ -123,7 +141,7 @@ pub(crate) fn counted(
         });
         !steps.any(|step| step.writes.contains(&limit))
     };
-    let (add, adding) = writer_of(body, inside, register)?;
+    let (add, adding) = writer_of(body, inside.clone(), register)?;
     if *to_predicate != body.registers[predicate as usize].name || !is_constant || add > compare {
         return None;
     }
@@ -149,23 +167,108 @@ pub(crate) fn counted(
     let ordered = short.map_or(String::new(), |short| {
         format!("	setp.{short}.and.{kind} %gpucr_is, {counter}, {limit}, %gpucr_is;\n")
     });
-    let begin = format!(
+    let is_far = format!(
         "
 	sub.u{bits} {near}, {more}, {less};
 	setp.gt.u{bits} %gpucr_is, {near}, {all};
-{ordered}	add.s{bits} {near}, {counter}, {up_to};
+{ordered}"
+    );
+    let whole = &text[body.items[compare].span.clone()];
+    let turn = |limit: &str| turn(source, &inside, (compare, place), limit);
+    let copied: String = (1..times(source, &inside, turns)).map(|_| turn(&near)).collect();
+    let copied = Some(copied).filter(|copied| (1..=room).contains(&copied.len()));
+    let (begin, end) = match &copied {
+        None => {
+            let begin = format!(
+                "{is_far}	add.s{bits} {near}, {counter}, {up_to};
 	selp.b{bits} {near}, {near}, {limit}, %gpucr_is;
 $gpucr_turn_{number}:
 "
-    );
-    let whole = &text[body.items[compare].span.clone()];
-    let end = format!(
-        "@{to_predicate} bra $gpucr_turn_{number};
+            );
+            let end = format!(
+                "@{to_predicate} bra $gpucr_turn_{number};
 	{whole}
 	@{to_predicate} bra {to};
 "
-    );
-    Some(Counted { limit: place.clone(), begin, end, near, bits })
+            );
+            (begin, end)
+        }
+        // The last part, which may have any number of turns, is not among these.
+        Some(copied) => {
+            let begin = format!(
+                "{is_far}	@!%gpucr_is bra $gpucr_last_{number};
+	add.s{bits} {near}, {counter}, {up_to};
+$gpucr_turn_{number}:
+"
+            );
+            let end = format!(
+                "
+{copied}	@{to_predicate} bra $gpucr_turn_{number};
+	{whole}
+	bra {to};
+$gpucr_last_{number}:
+{}	@{to_predicate} bra $gpucr_last_{number};
+",
+                turn(limit)
+            );
+            (begin, end)
+        }
+    };
+    let copied = copied.map_or(0, |copied| copied.len());
+    Some(Counted { limit: place.clone(), begin, end, near, bits, copied })
+}
+
+/// How often a turn is written one after the other where a part has so many.
+fn times(source: &Source<'_, '_>, inside: &Range<usize>, turns: i64) -> i64 {
+    let steps = || {
+        source.body.items[inside.clone()].iter().filter_map(|item| match &item.what {
+            What::Step(step) => Some(&source.text[step.opcode.clone()]),
+            _ => None,
+        })
+    };
+    // A compiler may make one instruction, which rounds once, of a product and a sum that do not say how they round: of two
+    // turns as well, if no branch is between them.
+    let is_free = |opcode: &str, names: &[&str]| {
+        let mut parts = opcode.split('.');
+        let is_named = names.contains(&parts.next().unwrap_or_default());
+        let mut rounds = parts.clone();
+        is_named
+            && parts.any(|part| part.starts_with('f') || part.starts_with("bf"))
+            && !rounds.any(|part| matches!(part, "rn" | "rz" | "rm" | "rp"))
+    };
+    if steps().any(|opcode| is_free(opcode, &["mul"]))
+        && steps().any(|opcode| is_free(opcode, &["add", "sub"]))
+    {
+        return 1;
+    }
+    let most = source.least / (steps().count() + 1);
+    let mut times = UNROLLED;
+    while times > 1 && (times as usize > most || turns % times != 0) {
+        times /= 2;
+    }
+    times
+}
+
+/// A turn once more, which is compared with this limit.
+fn turn(
+    source: &Source<'_, '_>,
+    inside: &Range<usize>,
+    (compare, place): (usize, &Range<usize>),
+    limit: &str,
+) -> String {
+    let mut text = String::new();
+    for at in inside.clone() {
+        let item = &source.body.items[at];
+        if let What::Step(step) = &item.what {
+            let mut edits = (source.edits)(at, step);
+            if at == compare {
+                edits.push((place.clone(), limit.to_owned()));
+            }
+            text += &edited(source.text, item.span.clone(), edits);
+            text.push('\n');
+        }
+    }
+    text
 }
 
 /// As how many of the fastest instructions one counts in a part, by what it takes at worst: where all threads of a device come

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 pub(crate) use crate::backward::Loop;
 use crate::body::{Body, Flow, Kind, Register, Step, What};
-use crate::counted::{Counted, counted};
+use crate::counted::{Counted, Source, counted};
 use crate::opcodes::Class;
 
 /// How often threads look at the flag.
@@ -30,6 +30,9 @@ impl Default for Polls {
     }
 }
 
+/// All copies of turns of a kernel's loops that count have no more text, bytes.
+const MOST_TEXT: usize = 256 << 10;
+
 /// A body, and what is needed to write it anew.
 pub(crate) struct Writer<'w, 'a> {
     pub(crate) text: &'a str,
@@ -54,12 +57,18 @@ impl<'w, 'a> Writer<'w, 'a> {
     ) -> Self {
         let mut writer =
             Self { parameter, is_polled: true, ..Self::unpolled(text, body, loops, polls) };
+        let mut room = MOST_TEXT;
+        let edits = |at: usize, step: &Step<'a>| writer.step_edits(at, step);
+        let source = Source { text, body, least: polls.least, edits: &edits };
         let counted = loops.iter().enumerate().map(|(number, one)| {
             let around = loops.iter().filter(|other| other.is_around(one)).count();
             let part = polls.part >> (2 * around).min(31);
-            counted(text, body, (number, one), &writer.back(number), part)
+            let counted = counted(&source, (number, one), &writer.back(number), (part, room))?;
+            room -= counted.copied;
+            Some(counted)
         });
-        writer.counted = counted.collect();
+        let counted = counted.collect();
+        writer.counted = counted;
         writer
     }
 

@@ -162,8 +162,8 @@ fn counting(bits: u32, [add, compare]: [&str; 2], first: &str, limit: &str) -> S
     kernel(&format!(
         "	.reg .b{bits} %c<3>;
 	{wide} mov.b{bits} %c2, {limit}; mov.b{bits} %c0, {first}; mul.lo.s{bits} %c1, %c1, 3; sub.s{bits} %c0, %c0, %c1;
-	mov.u32 %r10, 1; mov.u32 %r11, 0;
-NEXT:	{narrow} mad.lo.u32 %r10, %r10, 31, %r13; add.u32 %r11, %r11, 1;
+	mov.u32 %r10, 1; mov.u32 %r11, 0; setp.eq.u32 %p0, %r0, %r0;
+NEXT:	@!%p0 add.u32 %r10, %r10, 5; {narrow} mad.lo.u32 %r10, %r10, 31, %r13; add.u32 %r11, %r11, 1;
 	{add}; setp.{compare}; @%p0 bra NEXT;
 	{narrow} mad.lo.u32 %r10, %r10, 31, %r13; mad.lo.u32 %r10, %r10, 31, %r11;
 	@%p0 add.u32 %r10, %r10, 1;
@@ -224,6 +224,31 @@ fn turns(text: &str) -> Option<u32> {
     let text = twin(text, Polls::default()).0;
     let (_, behind) = text.split_once("setp.gt.u32 %gpucr_is, %gpucr_near_0, ")?;
     behind.split_once(';').map(|(turns, _)| turns.parse().expect("a number"))
+}
+
+/// A compiler may make one instruction of a product and a sum, and round once; of two turns too, where no branch is between.
+#[test]
+fn turns_follow_each_other_unless_it_could_round_otherwise() {
+    let copied = |body: &str| {
+        let text = kernel(&format!(
+            "	mov.u32 %r10, 0; mov.b32 %f0, 0f3f800001; mov.b32 %f1, 0f3f000001;
+NEXT:	{body} add.u32 %r10, %r10, 1; setp.lt.u32 %p0, %r10, 50000; @%p0 bra NEXT;
+	st.global.f32 [%rd0], %f0;
+	ret;"
+        ));
+        let text = text.replacen("\n{", "\n{ .reg .f32 %f<2>;", 1);
+        let twins = twin(&text, Polls::default()).0;
+        // The twin that is aborted has them too.
+        assert_eq!(twins.matches("$gpucr_turn_0:").count(), 2, "{twins}");
+        [0, 2].contains(&twins.matches("$gpucr_last_0:").count())
+            && twins.contains("$gpucr_last_0:")
+    };
+    assert!(copied("mul.rn.f32 %f0, %f0, %f1; add.f32 %f0, %f0, %f1;"));
+    assert!(copied("fma.rn.f32 %f0, %f0, %f1, %f0;"));
+    assert!(!copied("mul.f32 %f0, %f0, %f1; add.f32 %f0, %f0, %f1;"));
+    assert!(!copied("sub.ftz.f32 %f0, %f0, %f1; mul.ftz.f32 %f0, %f0, %f1;"));
+    let long = "add.f32 %f0, %f0, %f1; ".repeat(200);
+    assert!(!copied(&long), "it is long by itself");
 }
 
 #[test]
