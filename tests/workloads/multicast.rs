@@ -21,8 +21,13 @@ const PTX: &str = include_str!("kernels/multicast.ptx");
 const MIXER: &str = include_str!("kernels/mixer.ptx");
 /// Where the other processes find their number, how many there are, the words, the seed, and the descriptor of the object.
 const ENV: &str = "WORKLOAD_MULTICAST";
-/// A file: the others add their devices once it is there, and the first one waits for that as it binds its memory.
+/// A file: the others add their devices once it is there, and the first one waits for that as it binds its memory. All
+/// have the object by then: what begins to use CUDA during a dump is not part of it.
 const LATE: &str = "WORKLOAD_LATE";
+/// What another process says once it has the object, where it waits for the file.
+const HAS_IT: &str = "has it";
+/// What another process says once its device is part of the object.
+const ADDED: &str = "added";
 /// The most processes.
 const MOST: u32 = 4;
 /// Memory is whole granules of this.
@@ -172,6 +177,7 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
     drop(descriptor);
     add(&gpu, object)?;
     let own = if std::env::var_os(LATE).is_some() {
+        others.iter_mut().try_for_each(|other| hear(other, HAS_IT))?;
         run.line("binding")?;
         let own = Rank::new(gpu, object, plan)?;
         hear_of(&mut others, run)?;
@@ -209,9 +215,16 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
 /// Hears that the others take part.
 fn hear_of(others: &mut [Second], run: &Run) -> Result<()> {
     others.iter_mut().try_for_each(|other| {
-        ensure!(other.hear()? == "added", "another process does not take part");
+        hear(other, ADDED)?;
         run.line(format_args!("child pid={}", other.pid()))
     })
+}
+
+/// Hears this of another process.
+fn hear(other: &mut Second, expected: &str) -> Result<()> {
+    let said = other.hear()?;
+    ensure!(said == expected, "another process says {said:?} instead of {expected:?}");
+    Ok(())
 }
 
 /// Has all processes do something, this one too, and waits for them: what the others say.
@@ -238,12 +251,13 @@ fn another(given: &str) -> Result<()> {
     let object = import(&descriptor)?;
     drop(descriptor);
     if let Some(file) = std::env::var_os(LATE) {
+        println!("{HAS_IT}");
         while !Path::new(&file).exists() {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
     add(&gpu, object)?;
-    println!("added");
+    println!("{ADDED}");
     let own = Rank::new(gpu, object, plan)?;
     let mut step = 0;
     for line in std::io::stdin().lines() {
