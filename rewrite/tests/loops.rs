@@ -345,21 +345,23 @@ fn each_kind_of_register_is_kept() {
     let text = module(
         ".visible .entry k(.param .u64 words, .param .u32 times) {
 	.reg .b64 a, b<2>; .reg .f64 d; .reg .f32 %f<2>; .reg .f16 h; .reg .b16 s; .reg .u16 t;
-	.reg .pred p, q, z; .reg .b32 n, i, at;
+	.reg .pred p, q, z, y; .reg .b32 n, i, at, w;
 	ld.param.u64 a, [words]; mov.u32 at, %tid.x; mul.wide.u32 b0, at, 64; add.u64 a, a, b0;
 	mov.u32 i, 0; ld.param.u32 n, [times]; mov.u64 b1, 77; mov.f64 d, 0d3FF0000000000000;
 	mov.f32 %f0, 0f3F800000; mov.b16 h, 15360; mov.u16 s, 3; mov.u16 t, 5; setp.ne.u32 q, at, at;
-	setp.eq.u32 z, at, at;
+	setp.eq.u32 z, at, at; mov.u32 w, 4;
 	{ .reg .b32 n; mov.u32 n, 8; add.u32 at, at, n; }
 HEAD: .pragma \"nounroll\";
 	.loc 1 2 3
 	not.pred q, q; @q add.u64 b1, b1, 13; @!q mad.lo.u64 b1, b1, 5, 1;
 	fma.rn.f64 d, d, 0d3FF199999999999A, 0d3FF0000000000000; fma.rn.f32 %f0, %f0, 0f3F8CCCCD, %f0;
 	add.f16 h, h, h; mad.lo.u16 s, s, t, 9; @z xor.b16 t, t, s;
+	setp.eq.u32 y, i, 5; @y mov.u32 w, 123;
 	{ .reg .b32 n; mad.lo.u32 n, i, 3, 7; add.u32 at, at, n; }
 	add.u32 i, i, 1; setp.ge.u32 p, i, n; @!p bra HEAD;
 	st.global.u64 [a], b1; st.global.f64 [a+8], d; st.global.f32 [a+16], %f0; st.global.b16 [a+20], h;
 	st.global.u16 [a+22], s; st.global.u16 [a+24], t; st.global.u32 [a+28], at;
+	st.global.u32 [a+36], w;
 	selp.u32 i, 1, 0, q; st.global.u32 [a+32], i;
 	ret;
 }",

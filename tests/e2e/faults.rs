@@ -92,7 +92,9 @@ fn a_dump_waits_for_the_watchdog_of_one_that_was_killed() -> Result<()> {
     for phase in ["gate", "checkpoint", "criu"] {
         let lab = Lab::new();
         let program = lab.at_work("sgd", &ARGS)?;
-        let output = dump_with(&lab, &program, &[("GPUCR_FAULT", &format!("kill:{phase}"))])?;
+        // The watchdog takes its time, so that the second dump comes before it.
+        let fault = format!("kill:{phase},pause:left-alone");
+        let output = dump_with(&lab, &program, &[("GPUCR_FAULT", &fault)])?;
         ensure!(!output.status.success(), "{phase}: {}", show(&output));
         let image = lab.path("second");
         let dumped = lab.dump(&program, &image, &["--protocol", "stop"]);

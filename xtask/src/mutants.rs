@@ -201,7 +201,9 @@ impl Tree {
 fn failed(said: &str) -> Vec<String> {
     let lines = said.lines().map(str::trim_start);
     let lines = lines.filter(|line| {
-        ["FAIL [", "TIMEOUT [", "SIGABRT [", "SIGSEGV ["].iter().any(|word| line.starts_with(word))
+        // A test that fails may leave a process behind, which keeps its output open.
+        const WORDS: [&str; 5] = ["FAIL [", "FAIL + LEAK [", "TIMEOUT [", "SIGABRT [", "SIGSEGV ["];
+        WORDS.iter().any(|word| line.starts_with(word))
     });
     let names = lines.filter_map(|line| line.split_whitespace().next_back().map(str::to_owned));
     let mut names: Vec<String> = names.collect();
@@ -285,7 +287,7 @@ mod tests {
     #[test]
     fn the_tests_that_failed_are_told_from_those_that_passed() {
         let said = "    PASS [   0.1s] (1/3) gpucr-core a::b\n    FAIL [   4.7s] (2/3) gpucr-tests::x y\n\
-                    \n  TIMEOUT [ 600.0s] (3/3) gpucr-tests::x z\n    FAIL [   4.7s] (2/3) gpucr-tests::x y\n";
+                    \n  TIMEOUT [ 600.0s] (3/3) gpucr-tests::x z\n    FAIL + LEAK [   4.7s] (2/3) gpucr-tests::x y\n";
         assert_eq!(failed(said), ["y", "z"]);
     }
 }

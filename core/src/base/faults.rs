@@ -40,8 +40,9 @@ pub(crate) fn is_asked(kind: &str, name: &str) -> bool {
 /// read (a failure there has CRIU asked to write it), `host-memory`, the one at which the host memory of restored
 /// processes is in its place, `greeted`, the one at which their agents have answered, `attached`, those at which one of
 /// them has its device memory, `passed`, the one after which signals are the program's, of a migration `suspended` and `decided`, the moments before and after its decision, and
-/// `completed`, the one at which the destination has an image, and `deferred`, those at which
-/// a chunk has been stored while the program runs again (only `pause` and `hold`).
+/// `completed`, the one at which the destination has an image, `deferred`, those at which a chunk has been stored while the
+/// program runs again, and `left-alone`, the one at which a watchdog has found that its gpucr has died (both only `pause`
+/// and `hold`).
 ///
 /// # Errors
 /// The one that was asked for.

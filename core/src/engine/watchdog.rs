@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use gpucr_wire::{Connection, Stream, wire_enum};
 use parking_lot::Mutex;
 
+use crate::base::faults::fault;
 use crate::base::helper;
 use crate::cuda::{Drivers, HostDriver};
 use crate::engine::cuda_process::{CudaProcess, HasCopies, resume_all};
@@ -313,6 +314,7 @@ pub fn main() -> io::Result<()> {
             Err(_) => break,
         }
     }
+    let _ = fault("left-alone");
     if let Some(at_work) = at_work {
         kill_restored(&restoring, &at_work, memory);
     }

@@ -247,15 +247,22 @@ mod tests {
             matches!(staged.refuse_others(pid), Err(ContainerError::OtherRoot { .. }))
         };
         assert!(refused(&staged(own), std::process::id()), "these are the mounts of the host");
+        /// It ends with the test, whatever comes of that.
+        struct Child(std::process::Child);
+        impl Drop for Child {
+            fn drop(&mut self) {
+                self.0.kill().expect("it is killed");
+                self.0.wait().expect("it ends");
+            }
+        }
         let mut command = std::process::Command::new("unshare");
-        let mut child = command.args(["--mount", "sleep", "600"]).spawn().expect("it starts");
+        let child = Child(command.args(["--mount", "sleep", "600"]).spawn().expect("it starts"));
+        let pid = child.0.id();
         let mounts = |pid: u32| Namespace::of(pid, "mnt").and_then(|mounts| mounts.id()).ok();
-        while mounts(child.id()) == mounts(std::process::id()) {
+        while mounts(pid) == mounts(std::process::id()) {
             std::thread::yield_now();
         }
-        assert!(refused(&staged((own.0, own.1 + 1)), child.id()), "it has another root");
-        staged(own).refuse_others(child.id()).expect("it has this root, and mounts of its own");
-        child.kill().expect("it is killed");
-        child.wait().expect("it ends");
+        assert!(refused(&staged((own.0, own.1 + 1)), pid), "it has another root");
+        staged(own).refuse_others(pid).expect("it has this root, and mounts of its own");
     }
 }
