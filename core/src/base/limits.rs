@@ -26,12 +26,20 @@ const OTHERS: u64 = 64;
 /// What there should be besides the descriptors of blocks: those under way, the driver's own, files of the image.
 const AMPLE: u64 = 1024;
 
-/// Raises the limit of this process as far as it goes for any user.
-/// For commands that work on programs, not for one that becomes a program.
+/// The kernel is asked ahead for a table of so many descriptors.
+const TABLE: i32 = 4096;
+
+/// Raises the limit of this process as far as it goes for any user, and gets room for descriptors. For commands that work
+/// on programs, not for one that becomes a program. To be called while there is one thread.
 pub fn raise_open_files() {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     // If that is refused, a program with very many blocks meets the old limit with an error.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
+    // If there are several threads, the one that needs a larger table waits for all processors, some hundredths of a
+    // second (expand_fdtable() of fs/file.c). Where this is refused, that is how it is.
+    if let Ok(any) = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC) {
+        let _ = rustix::io::fcntl_dupfd_cloexec(&any, TABLE - 1);
+    }
 }
 
 /// Sees to it that this process, and what it starts from now on, can hold so many blocks.

@@ -36,10 +36,13 @@ impl ImageReader {
             // What is no image at all is said first.
             Err(error) => return Manifest::read(dir).and(Err(error)),
         };
+        tracing::trace!("its foundation is resolved");
         let (manifest, id) = Manifest::read_with_id(dir)?;
+        tracing::trace!("its manifest is read");
         let needed = manifest.chunk_lens();
         let mut ids: Vec<ChunkId> = needed.iter().map(|(id, _)| *id).collect();
         ids.dedup();
+        tracing::trace!(chunks = ids.len(), "chunks are sorted");
         let chunks = ChunkReader::open_needed(&foundation.sources, &ids)?;
         // Both are in order, so that nothing is searched for; only to name the owner of one that lacks.
         let found = chunks.entries().iter().map(|entry| (entry.id, entry.plain_len as usize));

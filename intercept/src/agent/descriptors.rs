@@ -4,7 +4,7 @@
 //! blocks but a limit of 1024 descriptors. So they live above that limit: the kernel checks it
 //! only when a descriptor is made, and gives the program the lowest free number.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use gpucr_wire::open_files::Raised;
@@ -43,6 +43,15 @@ impl Room {
         let floor = floor(&self.before);
         floor.and_then(|floor| rustix::io::fcntl_dupfd_cloexec(&fd, floor).ok()).unwrap_or(fd)
     }
+}
+
+/// Gets room for parked descriptors, if there is none: the kernel makes a larger table then, and in a process with several
+/// threads that waits for all processors, some hundredths of a second (expand_fdtable() of fs/file.c). A restored program has
+/// the smallest table that is enough. `any` is a descriptor.
+pub(super) fn make_table(any: impl AsFd) {
+    let room = Room::make();
+    // If it cannot be had, blocks find no room there either.
+    let _ = floor(&room.before).map(|floor| rustix::io::fcntl_dupfd_cloexec(any, floor));
 }
 
 impl Drop for Room {

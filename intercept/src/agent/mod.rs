@@ -104,6 +104,8 @@ fn run(listener: &UnixListener) {
                     continue;
                 }
                 let served = Served::new(&connection);
+                // Now, since a program that is stopped would wait for it later.
+                descriptors::make_table(listener);
                 // A mistake in here must not take the program along.
                 if catch_unwind(AssertUnwindSafe(|| serve::serve(&mut agent, connection))).is_err()
                 {

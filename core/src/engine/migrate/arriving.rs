@@ -159,7 +159,9 @@ pub(super) fn receive(
             if let Some(door) = door {
                 scope.spawn(|| door.let_in(link, &is_over, &take, &fail));
             }
+            link.read_ahead(true);
             let received = read(link, writer, &failure, &to_loader, &chunks, &take);
+            link.read_ahead(false);
             is_over.store(true, Ordering::Release);
             received
         });

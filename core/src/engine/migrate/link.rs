@@ -17,10 +17,12 @@ use super::buffers::Buffers;
 use super::message::{CHUNK_BEGIN, Frame, MAX_FRAME, MAX_PIECE, Message};
 use crate::base::faults;
 
-/// How often a thread that waits looks whether it is to stop.
+/// How often a thread that waits looks whether it is to stop, or whether another is still there.
 pub(super) const LOOK: Duration = Duration::from_millis(50);
 /// A frame is sent in parts of so many bytes: so a rate can be kept.
 const STEP: usize = 1 << 16;
+/// Small frames go out together, so many bytes of them at most; and so many are read ahead.
+const TOGETHER: usize = 1 << 18;
 /// So many bytes may be on their way through a Unix socket: two threads that wait for each other at every tenth of a chunk
 /// move a third of what they could.
 const UNDER_WAY: usize = 1 << 22;
@@ -75,7 +77,7 @@ impl LinkError {
 
 /// One end of the connection.
 pub struct Link {
-    reader: Mutex<OwnedFd>,
+    reader: Mutex<Reader>,
     writer: Mutex<OwnedFd>,
     /// How long the other side may be silent.
     silence: Duration,
@@ -90,6 +92,52 @@ pub struct Link {
     pace: Mutex<Option<Pace>>,
     helper: Option<u32>,
     buffers: Buffers,
+}
+
+/// What comes, and what of it was read and is not wanted yet.
+struct Reader {
+    fd: OwnedFd,
+    ahead: Vec<u8>,
+    /// So many bytes of that were taken.
+    taken: usize,
+    reads_ahead: bool,
+}
+
+impl Reader {
+    fn new(fd: OwnedFd) -> Self {
+        Self { fd, ahead: Vec::new(), taken: 0, reads_ahead: false }
+    }
+
+    /// Takes bytes that were read ahead, as many as there are and have a place.
+    fn take_ahead(&mut self, into: &mut [u8]) -> usize {
+        let there = &self.ahead[self.taken..];
+        let len = there.len().min(into.len());
+        into[..len].copy_from_slice(&there[..len]);
+        self.taken += len;
+        len
+    }
+
+    /// Reads what there is, and gives how many bytes `into` got; 0 at the end.
+    fn read(&mut self, into: &mut [u8]) -> Result<usize, Errno> {
+        let taken = self.take_ahead(into);
+        if taken > 0 {
+            return Ok(taken);
+        }
+        if !self.reads_ahead || into.len() >= TOGETHER {
+            return rustix::io::read(&self.fd, into);
+        }
+        self.ahead.resize(TOGETHER, 0);
+        self.taken = 0;
+        let read = rustix::io::read(&self.fd, &mut self.ahead[..]);
+        self.ahead.truncate(*read.as_ref().unwrap_or(&0));
+        read?;
+        Ok(self.take_ahead(into))
+    }
+
+    /// Whether there is something to read, be it the end.
+    fn is_ready(&self) -> Result<bool, LinkError> {
+        Ok(self.taken < self.ahead.len() || is_ready(self.fd.as_fd())?)
+    }
 }
 
 /// What keeps a link below a rate.
@@ -134,7 +182,7 @@ impl Link {
         rustix::io::ioctl_fionbio(&writer, true)?;
         widen(writer.as_fd());
         Ok(Self {
-            reader: Mutex::new(reader),
+            reader: Mutex::new(Reader::new(reader)),
             writer: Mutex::new(writer),
             silence,
             limit: Mutex::default(),
@@ -188,7 +236,13 @@ impl Link {
     /// # Errors
     /// There are no descriptors left.
     pub(super) fn ends(&self) -> io::Result<[OwnedFd; 2]> {
-        Ok([self.reader.lock().try_clone()?, self.writer.lock().try_clone()?])
+        Ok([self.reader.lock().fd.try_clone()?, self.writer.lock().try_clone()?])
+    }
+
+    /// Whether more is read than was asked for: many small frames are expected. Whoever else gets the [ends](Self::ends) lacks
+    /// what was read and not received yet, so nothing is read ahead of the last messages.
+    pub(super) fn read_ahead(&self, reads_ahead: bool) {
+        self.reader.lock().reads_ahead = reads_ahead;
     }
 
     /// Lets nothing in or out any more, as if the link had been cut.
@@ -231,6 +285,23 @@ impl Link {
     pub(super) fn write(&self, frame: &[u8]) -> Result<(), LinkError> {
         let writer = self.writer.lock();
         self.paced(frame, &mut |piece| self.write_piece(writer.as_fd(), piece))
+    }
+
+    /// Sends whole frames, of which small ones go out together: most of what they cost is the call.
+    pub(super) fn write_all(&self, frames: &[Vec<u8>]) -> Result<(), LinkError> {
+        let mut together = Vec::new();
+        for frame in frames {
+            let is_large = frame.len() >= STEP;
+            if !together.is_empty() && (is_large || together.len() + frame.len() > TOGETHER) {
+                self.write(&together)?;
+                together.clear();
+            }
+            match is_large {
+                true => self.write(frame)?,
+                false => together.extend_from_slice(frame),
+            }
+        }
+        if together.is_empty() { Ok(()) } else { self.write(&together) }
     }
 
     /// Sends a whole frame by what sends a part of it, no faster than the link is to be.
@@ -278,7 +349,7 @@ impl Link {
         let mut len = [0; 4];
         loop {
             // Whoever waits for longer than that has nothing to lose yet.
-            let waited = self.read(self.reader.lock().as_fd(), &mut len[..1], Instant::now());
+            let waited = self.read(&mut self.reader.lock(), &mut len[..1], Instant::now());
             match waited {
                 Ok(()) => break,
                 Err(LinkError::Silent(_)) if begun.elapsed() < patience => {}
@@ -286,16 +357,16 @@ impl Link {
                 Err(error) => return Err(error),
             }
         }
-        let reader = self.reader.lock();
-        self.read(reader.as_fd(), &mut len[1..], Instant::now())?;
+        let mut reader = self.reader.lock();
+        self.read(&mut reader, &mut len[1..], Instant::now())?;
         if u32::from_le_bytes(len) as usize > MAX_FRAME {
             // Most likely words: of a login script, or of a shell.
             let mut words = [0; 200];
-            let more = rustix::io::read(&*reader, &mut words).unwrap_or_default();
+            let more = reader.read(&mut words).unwrap_or_default();
             let words = [&len, &words[..more]].concat();
             return Err(LinkError::NotGpucr(String::from_utf8_lossy(&words).trim().to_owned()));
         }
-        match self.receive_rest(reader.as_fd(), len)? {
+        match self.receive_rest(&mut reader, len)? {
             Frame::Message(message) => Ok(message),
             frame => Err(unexpected(&frame)),
         }
@@ -312,20 +383,20 @@ impl Link {
         &self,
         happens: &dyn Fn() -> bool,
     ) -> Result<Option<Frame>, LinkError> {
-        let reader = self.reader.lock();
+        let mut reader = self.reader.lock();
         let mut since = Instant::now();
         loop {
             if happens() {
                 return Ok(None);
             }
-            if !is_ready(reader.as_fd())? {
+            if !reader.is_ready()? {
                 self.look()?;
-                self.wait(reader.as_fd(), PollFlags::IN, since)?;
+                self.wait(reader.fd.as_fd(), PollFlags::IN, since)?;
                 continue;
             }
             let mut len = [0; 4];
-            self.read(reader.as_fd(), &mut len, Instant::now())?;
-            match self.receive_rest(reader.as_fd(), len)? {
+            self.read(&mut reader, &mut len, Instant::now())?;
+            match self.receive_rest(&mut reader, len)? {
                 Frame::Message(Message::Alive {}) => since = Instant::now(),
                 frame => return Ok(Some(frame)),
             }
@@ -333,7 +404,7 @@ impl Link {
     }
 
     /// Receives what follows the length of a frame.
-    fn receive_rest(&self, reader: BorrowedFd<'_>, len: [u8; 4]) -> Result<Frame, LinkError> {
+    fn receive_rest(&self, reader: &mut Reader, len: [u8; 4]) -> Result<Frame, LinkError> {
         // One frame has as much time as nothing: nobody is held up by single bytes.
         let since = Instant::now();
         read_frame(len, &self.buffers, &mut |into| self.read(reader, into, since))
@@ -363,16 +434,16 @@ impl Link {
 
     fn read(
         &self,
-        fd: BorrowedFd<'_>,
+        reader: &mut Reader,
         mut into: &mut [u8],
         since: Instant,
     ) -> Result<(), LinkError> {
         while !into.is_empty() {
             self.look()?;
-            match rustix::io::read(fd, &mut *into) {
+            match reader.read(into) {
                 Ok(0) | Err(Errno::CONNRESET) => return Err(LinkError::Closed),
                 Ok(len) => into = &mut into[len..],
-                Err(Errno::AGAIN) => self.wait(fd, PollFlags::IN, since)?,
+                Err(Errno::AGAIN) => self.wait(reader.fd.as_fd(), PollFlags::IN, since)?,
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(LinkError::Io(error.into())),
             }

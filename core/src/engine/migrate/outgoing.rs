@@ -18,7 +18,7 @@ use super::cpu;
 use super::fit::private_memory;
 use super::goal::Goal;
 use super::greeting::{check_hello, hello, named, namespace};
-use super::link::{Link, LinkError, unexpected_message};
+use super::link::{LOOK, Link, LinkError, unexpected_message};
 use super::message::{MAX_STEPS, Message, Step, cut_reasons, offered};
 use super::record::{MigrationId, Record, Side, State};
 use super::relay::Ends;
@@ -45,8 +45,6 @@ mod standard;
 #[cfg(test)]
 mod tests;
 
-/// How often it is looked whether the thread that sends is still there.
-const LOOK: Duration = Duration::from_millis(50);
 /// So many characters of the name of a step are shown.
 const MAX_NAME: usize = 40;
 
@@ -317,6 +315,7 @@ impl Outgoing {
     /// The program stands still from now on.
     pub(crate) fn stopped(&self) {
         *self.since.lock() = Some(Instant::now());
+        tracing::debug!(sent = self.link.sent(), "the program stands still");
         self.link.limit(Some(self.max_stopped));
     }
 
@@ -521,6 +520,9 @@ impl ChunkSink for Outgoing {
         }
         self.safety.as_ref().map_or(Ok(()), |image| image.put(id, plain))?;
         if self.state.known.lock().all.insert(id) {
+            if !self.state.room.take(plain.len(), &self.state.is_over) {
+                return Err(self.failure());
+            }
             self.give(Item::Chunk(id, plain.to_vec()))?;
         }
         Ok(id)

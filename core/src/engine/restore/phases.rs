@@ -31,6 +31,7 @@ use crate::base::format::milliseconds;
 use crate::base::phase::{Clock, Phase};
 use crate::base::progress::Progress;
 use crate::base::stop::Stop;
+use crate::base::threads::joined;
 use crate::cuda::HostDriver;
 use crate::engine::cuda_process::{CudaProcess, make_teams_whole};
 use crate::engine::device_state;
@@ -152,6 +153,7 @@ struct Checked<'i> {
 impl<'i> Checked<'i> {
     fn look_at(image: &'i Arc<Source>, task: &mut Task<'_, '_>) -> Result<Self, Error> {
         let options = task.options;
+        tracing::debug!("the image is open");
         options.trust.check_image(&options.image, &image.id())?;
         memory::check(image, options.device_memory_there(image))?;
         stdio::check(&image.manifest().processes, options.outputs.named())?;
@@ -275,22 +277,36 @@ impl<'i> There<'i> {
         task.made.cuda_processes =
             hold(image.manifest(), &library, loaded, &mut task.made.processes);
         let device_state = device_state::of(&opened.driver);
-        for program in &task.made.cuda_processes {
-            let pid = program.process.pid;
+        for program in &mut task.made.cuda_processes {
+            let (process, has_agent) = (&program.process, program.has_agent);
+            let pid = process.pid;
             // From here on the driver takes what it needs.
             drop(reserve.remove(&pid));
-            match device_state.resume(pid, &opened.placement.pairs) {
+            let stop = Some(&task.options.stop);
+            let (resumed, answer) = std::thread::scope(|scope| {
+                // Meanwhile: the agent makes itself ready for the memory when it is greeted.
+                let greet = || Agent::connect_restored(process, FIRST_ANSWER, stop);
+                let greeting = has_agent.then(|| scope.spawn(greet));
+                let resumed = device_state.resume(pid, &opened.placement.pairs);
+                (resumed, greeting.map(joined))
+            });
+            // Its connection is not to end before the process has, whatever has failed.
+            let answer = answer.map_or(Ok(None), |agent| unless_ended(process, agent));
+            let greeted = answer.map(|agent| program.agent = agent);
+            match resumed {
                 Err(error) if program.process.ends_within(SEEN_FIRST) => {
                     tracing::debug!(%error, pid, "it has ended");
                 }
                 resumed => resumed.map_err(|source| Error::Process { pid, source })?,
             }
+            greeted?;
         }
+        tracing::debug!("all agents have answered, and the driver has restored its contexts");
         Ok(Driven { image, root, opened, arrival, by })
     }
 }
 
-/// The programs have their contexts, and wait for their memory.
+/// The programs have their contexts, their agents have answered, and they wait for their memory.
 struct Driven<'i> {
     image: &'i Arc<Source>,
     root: u32,
@@ -304,12 +320,6 @@ impl<'i> Driven<'i> {
     fn give_memory(mut self, task: &mut Task<'_, '_>) -> Result<Attached<'i>, Error> {
         task.enter(Phase::Attach)?;
         let cuda_processes = &mut task.made.cuda_processes;
-        for program in cuda_processes.iter_mut().filter(|program| program.has_agent) {
-            let stop = Some(&task.options.stop);
-            let agent = Agent::connect_restored(&program.process, FIRST_ANSWER, stop);
-            program.agent = unless_ended(&program.process, agent)?;
-        }
-        tracing::debug!("all agents have answered");
         fault("greeted")?;
         let progress = task.progress.as_ref();
         self.arrival.attach(&mut Programs { image: self.image, cuda_processes, progress })?;

@@ -60,13 +60,25 @@ pub(super) fn failure(
     CriuError::Failed { action, errors, hints, log: kept_logs::keep(dir, name) }
 }
 
+/// Passes a log on to whoever wants to know everything (`GPUCR_LOG=gpucr_core=trace`): when CRIU did what.
+pub(super) fn pass_on(dir: BorrowedFd<'_>, name: &str) {
+    if !tracing::enabled!(tracing::Level::TRACE) {
+        return;
+    }
+    let mut bytes = Vec::new();
+    // What has come of it is better than nothing.
+    _ = open(dir, name).map(|file| file.take(MAX_LOG).read_to_end(&mut bytes));
+    tracing::trace!(name, "{}", String::from_utf8_lossy(&bytes));
+}
+
+fn open(dir: BorrowedFd<'_>, name: &str) -> rustix::io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    rustix::fs::openat(dir, name, flags, Mode::empty()).map(File::from)
+}
+
 /// The first and last errors of a log, each said once. Failing to read it gives none.
 pub(super) fn error_lines(dir: BorrowedFd<'_>, name: &str) -> Vec<String> {
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    let Ok(fd) = rustix::fs::openat(dir, name, flags, Mode::empty()) else {
-        return Vec::new();
-    };
-    select(BufReader::new(File::from(fd).take(MAX_LOG)))
+    open(dir, name).map_or_else(|_| Vec::new(), |file| select(BufReader::new(file.take(MAX_LOG))))
 }
 
 fn select(log: impl BufRead) -> Vec<String> {

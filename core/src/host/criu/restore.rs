@@ -260,6 +260,7 @@ impl RestoreWorker {
         match pid {
             Some(pid) if response.kind == Kind::Restore as i32 && pid > 0 => {
                 swrk.finish();
+                log::pass_on(work, LOG);
                 Ok(pid)
             }
             _ => Err(swrk.protocol("it answered another question")),

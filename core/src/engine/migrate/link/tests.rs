@@ -50,6 +50,33 @@ fn what_is_long_arrives_with_its_message() {
     assert!(matches!(b.receive(), Err(LinkError::Closed)));
 }
 
+/// Small frames, which go out together, and large ones, in their order.
+#[test]
+fn frames_come_whatever_is_read_ahead() {
+    let (a, b) = UnixStream::pair().unwrap();
+    let (a, b) = (link(a, LONG), link(b, LONG));
+    let sizes = [1, STEP, 5, TOGETHER, 7, TOGETHER + 1, 9].repeat(20);
+    let pieces: Vec<Vec<u8>> = sizes.iter().map(|size| vec![*size as u8; *size]).collect();
+    let frames = pieces.iter().map(|piece| Frame::of_piece(piece)).collect::<Vec<_>>();
+    let sending = std::thread::spawn(move || {
+        a.write_all(&frames).unwrap();
+        a.send(&accept()).unwrap();
+        a.write_all(&frames).unwrap();
+        a
+    });
+    for reads_ahead in [true, false] {
+        b.read_ahead(reads_ahead);
+        for piece in &pieces {
+            assert_eq!(b.receive().unwrap(), Frame::Piece(piece.clone()));
+        }
+        if reads_ahead {
+            assert_eq!(b.receive_message().unwrap(), accept());
+        }
+    }
+    drop(sending.join().unwrap());
+    assert!(matches!(b.receive(), Err(LinkError::Closed)));
+}
+
 #[test]
 fn who_is_no_gpucr_is_told_apart_from_one_that_is_late() {
     let greet = |said: &[u8], ends: bool| {
@@ -137,7 +164,7 @@ fn signs_of_life_are_given_while_there_is_nothing_to_say() {
     let (a, b) = (Arc::new(link(a, LONG / 100)), link(b, LONG));
     let pulse = Pulse::start(a.clone());
     let mut beat = vec![0; Frame::of_message(&Message::Alive {}).unwrap().len()];
-    b.read(b.reader.lock().as_fd(), &mut beat, Instant::now()).unwrap();
+    b.read(&mut b.reader.lock(), &mut beat, Instant::now()).unwrap();
     drop(pulse);
     a.send(&accept()).unwrap();
     assert_eq!(b.receive_message().unwrap(), accept());

@@ -6,20 +6,21 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use rayon::prelude::*;
 
 use crate::base::threads::joined;
 use crate::engine::migrate::goal::Meter;
-use crate::engine::migrate::link::{Link, LinkError, unexpected};
+use crate::engine::migrate::link::{LOOK, Link, LinkError, unexpected};
 use crate::engine::migrate::message::{Frame, MAX_ASKED, Message};
 use crate::engine::migrate::streams::Streams;
-#[cfg(doc)]
-use crate::store::MAX_CHUNK;
-use crate::store::{ChunkId, Compression, Encoder, Encoding, Entry, constant_byte};
+use crate::store::{ChunkId, Compression, Encoder, Encoding, Entry, MAX_CHUNK, constant_byte};
 
-/// So many chunks wait at most, of [`MAX_CHUNK`] bytes each: who puts more waits.
-pub(super) const QUEUE: usize = 32;
+/// So many chunks wait at most: who puts more waits. Chunks of host memory are small, and each question that the other side
+/// answers is about those that wait.
+pub(super) const QUEUE: usize = 1024;
+/// So many bytes of them wait at most.
+const ROOM: usize = 32 * MAX_CHUNK;
 
 /// What those who put chunks and the thread that sends them know.
 #[derive(Default)]
@@ -30,6 +31,8 @@ pub(super) struct Shared {
     /// The thread that sends has ended.
     pub(super) is_over: AtomicBool,
     pub(super) meter: Meter,
+    /// For chunks that wait.
+    pub(super) room: Room,
     /// Where chunks go if not over the link.
     pub(super) streams: OnceLock<Streams>,
 }
@@ -41,6 +44,33 @@ pub(super) struct Known {
     /// Chunks that the other side has been found to have, and how many were sent.
     pub(super) there: u64,
     pub(super) sent: u64,
+}
+
+/// How many bytes of chunks wait to be sent.
+#[derive(Default)]
+pub(super) struct Room {
+    taken: Mutex<usize>,
+    more: Condvar,
+}
+
+impl Room {
+    /// Waits until there is room for so many bytes, and takes it. `false` if it is over before.
+    pub(super) fn take(&self, bytes: usize, is_over: &AtomicBool) -> bool {
+        let mut taken = self.taken.lock();
+        while *taken > 0 && *taken + bytes > ROOM {
+            if is_over.load(Ordering::Acquire) {
+                return false;
+            }
+            self.more.wait_for(&mut taken, LOOK);
+        }
+        *taken += bytes;
+        true
+    }
+
+    fn give_back(&self, bytes: usize) {
+        *self.taken.lock() -= bytes;
+        self.more.notify_all();
+    }
 }
 
 /// What the thread that sends is given.
@@ -145,7 +175,7 @@ impl Sending {
             return Ok(ready);
         }
         let ids: Vec<ChunkId> = chunks.iter().map(|(id, _)| *id).collect();
-        let all = chunks.len();
+        let (all, bytes) = (chunks.len(), chunks.iter().map(|(_, plain)| plain.len()).sum());
         // First, so that the answer does not wait for what is ready.
         self.begin_to_ask(&ids)?;
         let (written, wanted) = std::thread::scope(|scope| {
@@ -163,6 +193,8 @@ impl Sending {
             (Err(LinkError::Closed) | Ok(_), Err(error)) => return Err(error),
             (wanted, _) => wanted?,
         };
+        drop(chunks);
+        self.state.room.give_back(bytes);
         self.state.known.lock().there += (all - next.frames.len()) as u64;
         Ok(next)
     }
@@ -189,7 +221,7 @@ impl Sending {
         let begun = Instant::now();
         let sent = ready.frames.len() as u64;
         match self.state.streams.get() {
-            None => ready.frames.iter().try_for_each(|frame| self.link.write(frame))?,
+            None => self.link.write_all(&ready.frames)?,
             Some(streams) => ready.frames.into_iter().try_for_each(|frame| streams.give(frame))?,
         }
         if ready.bytes > 0 {
@@ -240,4 +272,27 @@ pub(super) fn frame(encoder: &mut Encoder, id: ChunkId, plain: &[u8]) -> Vec<u8>
     let encoded = encoder.encode(plain);
     let entry = entry(encoded.encoding, encoded.bytes.len() as u32, encoded.check);
     Frame::of_chunk(&entry, encoded.bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_puts_more_bytes_than_there_is_room_for_waits() {
+        let (room, is_over) = (Room::default(), AtomicBool::default());
+        for _ in 0..ROOM / MAX_CHUNK {
+            assert!(room.take(MAX_CHUNK, &is_over));
+        }
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| room.take(1, &is_over));
+            std::thread::sleep(2 * LOOK);
+            assert!(!waiting.is_finished());
+            room.give_back(MAX_CHUNK);
+            assert!(joined(waiting));
+            let waiting = scope.spawn(|| room.take(MAX_CHUNK, &is_over));
+            is_over.store(true, Ordering::Release);
+            assert!(!joined(waiting), "nobody makes room any more");
+        });
+    }
 }

@@ -2,9 +2,10 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use rustix::io::Errno;
 
 use super::plan::{Memory, Part};
@@ -21,6 +22,10 @@ pub(super) struct Process {
     pub(super) uffd: Uffd,
     memory: Arc<Memory>,
     next: AtomicUsize,
+    /// Parts of the file that somebody waits for.
+    wanted: Mutex<Vec<usize>>,
+    /// For each part of the file, whether somebody loads it, or has loaded it.
+    begun: Vec<AtomicBool>,
 }
 
 /// How many threads load the memory of each of so many processes.
@@ -31,53 +36,78 @@ pub(super) fn threads(processes: usize) -> usize {
 
 impl Process {
     pub(super) fn new(uffd: Uffd, memory: Arc<Memory>) -> Self {
-        Self { uffd, memory, next: AtomicUsize::new(0) }
+        let begun = (0..memory.groups()).map(|_| AtomicBool::default()).collect();
+        let next = AtomicUsize::new(0);
+        Self { uffd, memory, next, wanted: Mutex::default(), begun }
     }
 
     /// Loads part by part, while other threads do the same.
     pub(super) fn load(&self, stage: &Stage) -> io::Result<()> {
         let mut buffer = Vec::new();
-        let file = &self.memory.file;
-        while let Some(pieces) = self.memory.group(self.next.fetch_add(1, Ordering::Relaxed)) {
+        while let Some(number) = self.begin() {
             if stage.is_over() {
                 return Ok(());
             }
-            let part = file.part(pieces[0].at);
-            let content = file.read(&part, &mut buffer)?;
-            for piece in pieces {
-                let mut done = 0;
-                while done < piece.len {
-                    if stage.is_over() {
-                        return Ok(());
+            self.load_part(number, &mut buffer, stage)?;
+        }
+        Ok(())
+    }
+
+    /// The next part that nobody has begun: first what somebody waits for.
+    fn begin(&self) -> Option<usize> {
+        let is_new = |number: &usize| !self.begun[*number].swap(true, Ordering::Relaxed);
+        loop {
+            let wanted = self.wanted.lock().pop();
+            let number = wanted.unwrap_or_else(|| self.next.fetch_add(1, Ordering::Relaxed));
+            if number >= self.begun.len() {
+                return None;
+            }
+            if is_new(&number) {
+                return Some(number);
+            }
+        }
+    }
+
+    fn load_part(&self, number: usize, buffer: &mut Vec<u8>, stage: &Stage) -> io::Result<()> {
+        let Some(pieces) = self.memory.group(number) else { return Ok(()) };
+        let file = &self.memory.file;
+        let part = file.part(pieces[0].at);
+        let content = file.read(&part, buffer)?;
+        for piece in pieces {
+            let mut done = 0;
+            while done < piece.len {
+                if stage.is_over() {
+                    return Ok(());
+                }
+                // Before the try: what is not in its place then never will be.
+                let is_complete = stage.is_complete();
+                let (to, len) = (piece.to + done, piece.len - done);
+                let copied = match content {
+                    Part::Zeros => self.uffd.zero(to, len),
+                    Part::Bytes(bytes) => {
+                        let from = (piece.at + done - part.start) as usize;
+                        self.uffd.copy(to, &bytes[from..from + len as usize])
                     }
-                    // Before the try: what is not in its place then never will be.
-                    let is_complete = stage.is_complete();
-                    let (to, len) = (piece.to + done, piece.len - done);
-                    let copied = match content {
-                        Part::Zeros => self.uffd.zero(to, len),
-                        Part::Bytes(bytes) => {
-                            let from = (piece.at + done - part.start) as usize;
-                            self.uffd.copy(to, &bytes[from..from + len as usize])
-                        }
-                    };
-                    match copied {
-                        // The kernel is at the mappings just now.
-                        Ok(0) => std::thread::sleep(POLL),
-                        Ok(copied) => done += copied,
-                        Err(Errno::NOENT) if !is_complete => std::thread::sleep(POLL),
-                        Err(error) => return Err(error.into()),
-                    }
+                };
+                match copied {
+                    // The kernel is at the mappings just now.
+                    Ok(0) => std::thread::sleep(POLL),
+                    Ok(copied) => done += copied,
+                    Err(Errno::NOENT) if !is_complete => std::thread::sleep(POLL),
+                    Err(error) => return Err(error.into()),
                 }
             }
         }
         Ok(())
     }
 
-    /// A fault where there is memory to be loaded ends when that is there. Elsewhere the process would have
-    /// zeros.
+    /// Memory that is to be loaded, and that CRIU or a thread that it makes has touched, comes next: they wait for it.
+    /// Elsewhere the process would have zeros.
     pub(super) fn answer_fault(&self) -> io::Result<()> {
         let Some(Event::Fault(address)) = self.uffd.event()? else { return Ok(()) };
-        if self.memory.at(address).is_some() {
+        if let Some(piece) = self.memory.at(address) {
+            // Those who load take it: whoever hears of faults must not wait for a process that changes its mappings.
+            self.wanted.lock().push(self.memory.group_of(piece.at));
             return Ok(());
         }
         match self.uffd.zero(address / PAGE * PAGE, PAGE) {

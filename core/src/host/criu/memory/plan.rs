@@ -182,6 +182,11 @@ impl Memory {
         self.groups.get(number).map(|pieces| &self.pieces[pieces.clone()])
     }
 
+    /// How many parts of the file there are.
+    pub(super) fn groups(&self) -> usize {
+        self.groups.len()
+    }
+
     /// The piece that has an address.
     pub(super) fn at(&self, address: u64) -> Option<Extent> {
         let after = self.pieces.partition_point(|piece| piece.to <= address);
