@@ -21,9 +21,12 @@ Name: gpucr
 Version: {version}
 Summary: A CUDA program that saves itself: checkpoint and restore with gpucr
 License: MIT OR Apache-2.0
+License-File: LICENSE-MIT
+License-File: LICENSE-APACHE
 Requires-Python: >=3.8
 Classifier: Operating System :: POSIX :: Linux
 """
+LICENSES = ["LICENSE-MIT", "LICENSE-APACHE"]
 WHEEL = f"""\
 Wheel-Version: 1.0
 Generator: gpucr
@@ -46,6 +49,9 @@ def build(library, folder, version):
     files.append(("gpucr/libgpucr.so", pathlib.Path(library).read_bytes()))
     files.append((f"{info}/METADATA", METADATA.format(version=version).encode()))
     files.append((f"{info}/WHEEL", WHEEL.encode()))
+    root = package.parent.parent
+    for name in LICENSES:
+        files.append((f"{info}/{name}", (root / name).read_bytes()))
     record = ""
     for name, data in files:
         digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()

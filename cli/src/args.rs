@@ -42,7 +42,8 @@ GPUCR_HOST_DRIVER names a driver library to trust besides those that are found."
 pub(crate) struct Args {
     /// Print no progress and no summary; errors, warnings and JSON are still printed
     ///
-    /// Commands whose purpose is to print something, such as ls, are not affected.
+    /// Commands whose purpose is to print something, such as ls, are not affected, and neither is the pid that restore
+    /// --detach prints.
     #[arg(short, long, global = true)]
     pub(crate) quiet: bool,
     #[command(subcommand)]

@@ -2,14 +2,14 @@
 
 use std::fmt::Write;
 use std::io::IsTerminal;
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use gpucr_core::kernels::readable;
 use gpucr_core::{Pass, Progress, Quiet};
 use indicatif::{HumanBytes, HumanDuration, ProgressBar, ProgressState, ProgressStyle};
 
-use crate::say;
+use crate::{bars, fold, say};
 
 /// Longer names of kernels are cut, characters.
 const KERNEL_WIDTH: usize = 48;
@@ -23,8 +23,8 @@ pub(crate) fn progress(quiet: bool) -> Arc<dyn Progress> {
     }
     let bar = ProgressBar::new(0);
     bar.set_style(ProgressStyle::default_spinner());
-    bar.enable_steady_tick(Duration::from_millis(100));
-    Arc::new(Bar { bar })
+    bars::show(&bar);
+    Arc::new(Bar { bar, moves: Once::new() })
 }
 
 /// Whether progress is shown to somebody.
@@ -41,6 +41,7 @@ pub(crate) fn waiting(quiet: bool, what: &'static str, time: Duration) -> Option
     if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} {bar:30} {elapsed}") {
         bar.set_style(style);
     }
+    bars::show(&bar);
     let (stop, stopped) = std::sync::mpsc::channel::<()>();
     let moving = bar.clone();
     let thread = std::thread::spawn(move || {
@@ -70,10 +71,13 @@ impl Drop for Waiting {
 
 struct Bar {
     bar: ProgressBar,
+    /// Done when it moves. Not before the first phase: until then ssh may ask for a password on the same line.
+    moves: Once,
 }
 
 impl Progress for Bar {
     fn phase(&self, name: &'static str, bytes: Option<u64>) {
+        self.moves.call_once(|| self.bar.enable_steady_tick(Duration::from_millis(100)));
         self.bar.set_message(name);
         // The copy of device memory goes on during later phases: its bar stays.
         if let Some(bytes) = bytes.filter(|bytes| *bytes > 0) {
@@ -130,12 +134,6 @@ impl Drop for Bar {
     }
 }
 
-/// How many characters a line of standard output has, if that is a terminal.
-pub(crate) fn width() -> Option<usize> {
-    let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok()?;
-    (size.ws_col > 0).then_some(size.ws_col.into())
-}
-
 /// So many things, by their name for one and for several.
 pub(crate) fn counted(count: u64, one: &str, many: &str) -> String {
     format!("{count} {}", if count == 1 { one } else { many })
@@ -168,12 +166,7 @@ pub(crate) fn date(seconds: u64) -> String {
 
 /// A command line, cut to a width.
 pub(crate) fn command(words: &[String], width: usize) -> String {
-    let line = words.join(" ");
-    if line.chars().count() <= width {
-        return line;
-    }
-    let cut: String = line.chars().take(width.saturating_sub(1)).collect();
-    cut + "…"
+    fold::cut(&words.join(" "), width)
 }
 
 /// A kernel's name as people write it: without its parameters, and not too long.

@@ -3,6 +3,8 @@
 
 mod help;
 
+pub(crate) use help::{for_terminal, set_image};
+
 use std::borrow::Cow;
 use std::io::Write;
 use std::process::ExitCode;
@@ -12,6 +14,7 @@ use gpucr_core::library::LibraryError;
 use gpucr_core::transfer::TarError;
 use gpucr_core::{Error, Failure, Left};
 
+use crate::bars;
 use crate::escape::{escaped, escaped_lines, escaped_list};
 
 /// Failed; the program runs on, or the image is as it was.
@@ -161,8 +164,11 @@ pub(crate) fn show(error: CliError) {
     let _ = miette::set_hook(Box::new(|_| {
         Box::new(miette::MietteHandlerOpts::new().wrap_lines(false).build())
     }));
-    // If this cannot be printed there is nowhere left to say so.
-    let _ = writeln!(std::io::stderr().lock(), "{:?}", miette::Report::new(shown));
+    let report = miette::Report::new(shown);
+    bars::above(|| {
+        // If this cannot be printed there is nowhere left to say so.
+        let _ = writeln!(std::io::stderr().lock(), "{report:?}");
+    });
 }
 
 /// Prints an error to stderr and gives its exit code.

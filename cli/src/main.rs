@@ -1,11 +1,13 @@
 //! `gpucr`: checkpoint and restore of running CUDA programs.
 
 mod args;
+mod bars;
 mod commands;
 mod display;
 mod escape;
 mod events;
 mod failure;
+mod fold;
 mod inherited;
 mod metrics;
 mod output;
@@ -47,6 +49,9 @@ fn main() -> ExitCode {
         Ok(lacks_store) => lacks_store,
         Err(error) => return say::settle(Err(error)),
     };
+    if let Command::Restore(args) = &args.command {
+        failure::set_image(&args.image);
+    }
     let outcome = match args.command {
         Command::Run(args) => commands::run::run(&args),
         Command::Dump(args) => commands::dump::run(&args),

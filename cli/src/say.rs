@@ -13,6 +13,7 @@ use std::sync::{Mutex, PoisonError};
 use crate::escape::{escaped, escaped_json};
 use crate::failure::{self, CliError, FAILED, Outcome};
 use crate::paint::{self, Paint};
+use crate::{bars, fold};
 
 /// Prints a line on stdout. A line end in what is printed is shown as `\n`: one call, one line.
 macro_rules! say {
@@ -22,7 +23,16 @@ macro_rules! say {
 macro_rules! note {
     ($($arg:tt)*) => { $crate::say::note_line(format_args!($($arg)*)) };
 }
-pub(crate) use {note, say};
+/// Prints a line of prose on stdout, `say_folded!(INDENT, …)`. At a terminal it is folded between words, and the lines
+/// after the first begin at the column INDENT. Not for a command to paste, unless it is in backquotes.
+macro_rules! say_folded {
+    ($indent:expr, $($arg:tt)*) => { $crate::say::folded_line($indent, format_args!($($arg)*)) };
+}
+/// The same on stderr, with two spaces before what follows the first line.
+macro_rules! note_folded {
+    ($($arg:tt)*) => { $crate::say::note_folded_line(format_args!($($arg)*)) };
+}
+pub(crate) use {note, note_folded, say, say_folded};
 
 /// What could not be written, and why: the first such thing.
 static LOST: Mutex<Option<(String, io::Error)>> = Mutex::new(None);
@@ -48,6 +58,18 @@ pub(crate) fn line(words: Arguments<'_>) {
     text(&escaped(&words.to_string()));
 }
 
+/// Prints a line on stdout, for [`say_folded!`].
+pub(crate) fn folded_line(indent: usize, words: Arguments<'_>) {
+    painted_folded(indent, &[(Paint::Plain, &words.to_string())]);
+}
+
+/// The same of pieces, in colours if stdout is a terminal.
+pub(crate) fn painted_folded(indent: usize, pieces: &[(Paint, &str)]) {
+    if !is_quiet() {
+        text(&fold::folded(&paint::line(pieces), fold::width(io::stdout()), indent));
+    }
+}
+
 /// Prints a line of pieces on stdout, in colours if that is a terminal.
 pub(crate) fn painted(pieces: &[(Paint, &str)]) {
     if !is_quiet() {
@@ -57,9 +79,20 @@ pub(crate) fn painted(pieces: &[(Paint, &str)]) {
 
 /// Prints a line on stderr, for [`note!`]. That nobody can be told this is nothing that could be told.
 pub(crate) fn note_line(words: Arguments<'_>) {
+    note_escaped(&escaped(&words.to_string()));
+}
+
+/// Prints a line on stderr, for [`note_folded!`].
+pub(crate) fn note_folded_line(words: Arguments<'_>) {
+    note_escaped(&fold::folded(&escaped(&words.to_string()), fold::width(io::stderr()), 2));
+}
+
+fn note_escaped(text: &str) {
     // In one piece: a program may write to the same file.
-    let line = format!("{}\n", escaped(&words.to_string()));
-    let _ = io::stderr().lock().write_all(line.as_bytes());
+    let line = format!("{text}\n");
+    bars::above(|| {
+        let _ = io::stderr().lock().write_all(line.as_bytes());
+    });
 }
 
 /// Prints a text that is fit to be shown as it is, with its line ends, and one at its end.

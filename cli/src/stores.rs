@@ -25,6 +25,33 @@ const LARGEST_CONFIG: u64 = 1 << 20;
 /// Where the images of a store are.
 const IMAGES: &str = "images";
 
+/// The store that a command works on.
+#[derive(clap::Args)]
+pub(crate) struct StoreArgs {
+    /// The store, as given to dump --store [default: GPUCR_STORE]
+    #[arg(value_name = "STORE")]
+    place: Option<PathBuf>,
+    /// The store, as an option
+    #[arg(long = "store", value_name = "STORE", conflicts_with = "place")]
+    option: Option<PathBuf>,
+}
+
+impl StoreArgs {
+    /// The one that was named, or else the one that is meant.
+    ///
+    /// # Errors
+    /// There is none.
+    pub(crate) fn store(&self) -> Result<PathBuf, CliError> {
+        store(self.place.as_deref().or(self.option.as_deref()))
+    }
+
+    /// None was named.
+    #[cfg(test)]
+    pub(crate) fn none() -> Self {
+        Self { place: None, option: None }
+    }
+}
+
 /// The store that is meant where none is named; none if none was set.
 ///
 /// # Errors
@@ -157,6 +184,12 @@ pub(crate) fn lacks_store(named: &Path) -> bool {
     is_name && !is_here() && matches!(default_store(), Ok(None))
 }
 
+/// A path as people write it. An image names its parent or store from where it is itself: `/a/images/x/../..`.
+pub(crate) fn plain(path: &Path) -> PathBuf {
+    // Not by its text alone: a part of it may be a link.
+    path.canonicalize().unwrap_or_else(|_| path.to_owned())
+}
+
 /// Where the image of this name in a store is.
 pub(crate) fn in_store(store: &Path, name: impl AsRef<Path>) -> PathBuf {
     store.join(IMAGES).join(name)
@@ -267,5 +300,28 @@ mod tests {
         assert_eq!((of(0), of(59), of(60)), ("0 s".into(), "59 s".into(), "1 min".into()));
         assert_eq!((of(7199), of(86399), of(90000)), ("1 h".into(), "23 h".into(), "1 d".into()));
         assert_eq!(age(10, 5), "0 s", "a clock that was set back");
+    }
+
+    #[test]
+    fn paths_are_shown_without_detours() {
+        let dir = std::env::temp_dir().canonicalize().unwrap();
+        assert_eq!(plain(&dir.join("..").join(dir.file_name().unwrap())), dir);
+        let gone = Path::new("/nowhere/x/../y");
+        assert_eq!(plain(gone), gone, "what a part of it leads to is not known");
+    }
+
+    #[test]
+    fn a_store_is_named_in_one_of_two_ways() {
+        use clap::Parser;
+        #[derive(Parser)]
+        struct Command {
+            #[command(flatten)]
+            store: StoreArgs,
+        }
+        for words in [&["ls", "/a"][..], &["ls", "--store", "/a"], &["ls", "--store=/a"]] {
+            let command = Command::try_parse_from(words).ok().unwrap();
+            assert_eq!(command.store.store().ok(), Some("/a".into()));
+        }
+        assert!(Command::try_parse_from(["ls", "/a", "--store", "/b"]).is_err());
     }
 }

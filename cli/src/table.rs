@@ -1,6 +1,7 @@
 //! Tables for people: columns that are as wide as they must be, two spaces apart.
 
-use crate::display;
+use crate::escape::escaped;
+use crate::fold::{self, columns};
 use crate::paint::Paint;
 use crate::say;
 
@@ -24,49 +25,65 @@ impl Table {
     /// Adds a row, which has a cell for each column.
     pub(crate) fn row(&mut self, cells: Vec<String>) {
         debug_assert_eq!(cells.len(), self.heads.len());
-        self.rows.push(cells);
+        // So that each is as wide as it is shown.
+        self.rows.push(cells.iter().map(|cell| escaped(cell).into_owned()).collect());
     }
 
-    /// The lines of the table, without spaces at their ends.
-    fn lines(&self) -> Vec<String> {
-        let width = |text: &str| text.chars().count();
+    /// The lines of the table, without spaces at their ends. If its last column is text, that is folded so that they
+    /// fit into this `width`, as far as there is room for it.
+    fn lines(&self, width: Option<usize>) -> Vec<String> {
         let widths: Vec<usize> = (0..self.heads.len())
             .map(|column| {
-                let cells = self.rows.iter().map(|row| width(&row[column]));
-                cells.chain([width(self.heads[column])]).max().unwrap_or(0)
+                let cells = self.rows.iter().map(|row| columns(&row[column]));
+                cells.chain([columns(self.heads[column])]).max().unwrap_or(0)
             })
             .collect();
-        let line = |cells: Vec<&str>| {
+        let line = |cells: &[&str]| {
             let mut line = String::from("  ");
             for (column, cell) in cells.iter().enumerate() {
-                let space = " ".repeat(widths[column] - width(cell));
+                let space = " ".repeat(widths[column].saturating_sub(columns(cell)));
                 let (before, after) =
                     if self.right[column] { (&*space, "") } else { ("", &*space) };
                 line += &format!("{before}{cell}{after}  ");
             }
             line.trim_end().to_owned()
         };
-        let head = line(self.heads.clone());
-        let rows = self.rows.iter().map(|row| line(row.iter().map(String::as_str).collect()));
-        [head].into_iter().chain(rows).collect()
-    }
-
-    /// Prints it on stdout; with `cut`, and if that is a terminal, lines are cut to its width.
-    pub(crate) fn print_cut(&self, cut: bool) {
-        let width = display::width().filter(|_| cut).unwrap_or(usize::MAX);
-        for (number, mut line) in self.lines().into_iter().enumerate() {
-            if line.chars().nth(width).is_some() {
-                // The last column that fits is an ellipsis.
-                line = line.chars().take(width.saturating_sub(1)).chain(['…']).collect();
-            }
-            let paint = if number == 0 { Paint::Head } else { Paint::Plain };
-            say::painted(&[(paint, &line)]);
+        let last = self.heads.len() - 1;
+        let others: usize = widths[..last].iter().map(|width| width + 2).sum();
+        let room =
+            width.filter(|_| !self.right[last]).map(|width| width.saturating_sub(others + 2));
+        let mut lines = vec![line(&self.heads)];
+        for row in &self.rows {
+            let mut cells: Vec<&str> = row.iter().map(String::as_str).collect();
+            let folded = room.and_then(|room| fold::cell(cells[last], room)).unwrap_or_default();
+            let [first, more @ ..] = &folded[..] else {
+                lines.push(line(&cells));
+                continue;
+            };
+            cells[last] = first;
+            lines.push(line(&cells));
+            lines.extend(more.iter().map(|part| format!("{}{part}", " ".repeat(others + 2))));
         }
+        lines
     }
 
-    /// Prints it on stdout.
+    /// Prints it on stdout; if that is a terminal, lines are cut to its width.
+    pub(crate) fn print_cut(&self) {
+        let width = fold::width(std::io::stdout()).unwrap_or(usize::MAX);
+        print(self.lines(None).iter().map(|line| fold::cut(line, width)));
+    }
+
+    /// Prints it on stdout; if that is a terminal, texts in the last column are folded so that lines fit into it.
     pub(crate) fn print(&self) {
-        self.print_cut(false);
+        print(self.lines(fold::width(std::io::stdout())));
+    }
+}
+
+/// Prints the lines of a table, the first of which has the heads.
+fn print(lines: impl IntoIterator<Item = String>) {
+    for (number, line) in lines.into_iter().enumerate() {
+        let paint = if number == 0 { Paint::Head } else { Paint::Plain };
+        say::painted(&[(paint, &line)]);
     }
 }
 
@@ -80,6 +97,24 @@ mod tests {
         table.row(vec!["a".into(), "1".into(), "x".into()]);
         table.row(vec!["größer".into(), "1000000".into(), String::new()]);
         let wanted = ["  NAME       SIZE  WHAT", "  a             1  x", "  größer  1000000"];
-        assert_eq!(table.lines(), wanted);
+        assert_eq!(table.lines(None), wanted);
+    }
+
+    #[test]
+    fn texts_at_the_end_are_folded() {
+        let mut table = Table::new(&[">SIZE", "FILE"]);
+        table.row(vec!["1".into(), "/usr/lib/gpucr/libgpucr_intercept.so".into()]);
+        table.row(vec!["2".into(), "a\nb".into()]);
+        let wanted = [
+            "  SIZE  FILE",
+            "     1  /usr/lib/gpucr/",
+            "        libgpucr_intercept.so",
+            "     2  a\\nb",
+        ];
+        assert_eq!(table.lines(Some(30)), wanted);
+        assert_eq!(table.lines(Some(20)).len(), 3, "nothing is folded where there is no room");
+        let mut numbers = Table::new(&["NAME", ">SIZE"]);
+        numbers.row(vec!["a name that is longer than that".into(), "1".into()]);
+        assert_eq!(numbers.lines(Some(30)).len(), 2);
     }
 }

@@ -195,7 +195,8 @@ fn a_detached_restore_prints_the_pid() -> Result<()> {
     let image = lab.path("image");
     lab.dump(&program, &image, &[])?;
     program.wait()?;
-    let output = lab.run(["restore", "--detach", "image"])?;
+    // It is what the command is to print, and no summary.
+    let output = lab.run(["-q", "restore", "--detach", "image"])?;
     ensure!(output.status.success(), "{}", show(&output));
     let printed = String::from_utf8(output.stdout)?;
     ensure!(printed.trim() == program.pid.to_string(), "{printed}");
@@ -216,6 +217,103 @@ fn check_has_a_line_for_each_requirement() -> Result<()> {
     ensure!(summary["ready"] == false && output.status.code() == Some(3), "{}", show(&output));
     let rows = summary["requirements"].as_array().context("rows")?;
     ensure!(rows.iter().all(|row| row["met"] != false || row["mend"].is_string()), "{summary}");
+    Ok(())
+}
+
+/// Runs a script of a shell on a terminal of its own.
+fn at_a_terminal(lab: &Lab, script: &str) -> Result<std::process::Output> {
+    std::fs::write(lab.path("go.sh"), script)?;
+    let mut command = std::process::Command::new("script");
+    command.args(["-qec", "sh go.sh", "/dev/null"]).current_dir(lab.path("."));
+    let gpucr = lab.gpucr();
+    command.envs(gpucr.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    command.env("G", gpucr.get_program()).env("W", binary("workload"));
+    finish(command.stdin(std::process::Stdio::null()))
+}
+
+#[test]
+fn lines_are_folded_on_a_terminal_alone() -> Result<()> {
+    /// The column at which what was found begins.
+    const FOUND: usize = 26;
+    let lab = Lab::new();
+    let output = at_a_terminal(&lab, "stty cols 60; GPUCR_CRIU=/nonexistent $G check\n")?;
+    let said = String::from_utf8_lossy(&output.stdout).replace('\r', "");
+    let plain = said.replace("\x1b[32m", "").replace("\x1b[33m", "").replace("\x1b[1;31m", "");
+    let plain = plain.replace("\x1b[0m", "");
+    ensure!(plain.lines().count() > 15, "{plain}");
+    for line in plain.lines() {
+        // A path may be longer.
+        let text: String = line.chars().skip(FOUND).collect();
+        let is_one_word = !text.trim_start_matches("-> ").contains(' ');
+        ensure!(line.chars().count() <= 60 || is_one_word, "{line:?} in\n{plain}");
+    }
+    let goes_on = |line: &str| line.starts_with(&" ".repeat(FOUND)) && !line.contains("-> ");
+    ensure!(plain.lines().any(goes_on), "{plain}");
+    let mut piped = lab.gpucr();
+    let output = finish(piped.arg("check").env("GPUCR_CRIU", "/nonexistent"))?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    ensure!(!said.lines().any(goes_on), "{said}");
+    Ok(())
+}
+
+#[test]
+fn a_dry_run_of_a_restore_misses_a_terminal() -> Result<()> {
+    let lab = Lab::new();
+    let script = "$G run --device soft -- $W sgd --steps 1000000 > log &\n\
+                  until grep -q '^step' log; do sleep 0.02; done\n\
+                  $G dump --pid $! -o 'an image' || exit\n\
+                  $G restore --dry-run 'an image' || exit\n\
+                  ! $G restore --dry-run --new-pids 'an image'\n";
+    let output = at_a_terminal(&lab, script)?;
+    ensure!(output.status.success(), "{}", show(&output));
+    let said = String::from_utf8_lossy(&output.stdout);
+    ensure!(said.contains("with --new-pids it would have none"), "{}", show(&output));
+    // In a session without one.
+    let mut command = std::process::Command::new("setsid");
+    command.arg("-w").arg(binary("gpucr")).args(["restore", "--dry-run", "--json", "an image"]);
+    command.current_dir(lab.path(".")).stdin(std::process::Stdio::null());
+    let output = finish(&mut command)?;
+    ensure!(output.status.code() == Some(1), "{}", show(&output));
+    let said: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+    ensure!(said["possible"] == false, "{said}");
+    let remedy = said["blockers"][0]["remedy"].as_str().context("a remedy")?;
+    let command = r"script -qec 'gpucr restore '\''an image'\''' /dev/null";
+    ensure!(said["blockers"][1].is_null() && remedy.contains(command), "{said}");
+    Ok(())
+}
+
+#[test]
+fn a_store_is_named_by_its_place_or_an_option() -> Result<()> {
+    let lab = Lab::new();
+    let program = lab.at_work("sgd", &["--steps", "100"])?;
+    let pid = program.pid.to_string();
+    for name in ["a", "b"] {
+        let dump = ["dump", "--pid", &pid, "--leave-running", "--store", "store", "--name", name];
+        let output = lab.run(dump)?;
+        ensure!(output.status.success(), "{}", show(&output));
+    }
+    let json = |args: &[&str]| -> Result<serde_json::Value> {
+        let output = lab.run(args)?;
+        ensure!(output.status.success(), "{args:?}: {}", show(&output));
+        Ok(serde_json::from_slice(&output.stdout)?)
+    };
+    let listed = json(&["ls", "--json", "--store", "store"])?;
+    ensure!(listed == json(&["ls", "--json", "store"])?, "{listed}");
+    refused(&lab.run(["ls", "store", "--store", "store"])?, 2, &["--store"])?;
+    // Through a pipe a command is whole.
+    let words = listed["images"][0]["command"].as_array().context("a command")?;
+    let words: Vec<&str> = words.iter().filter_map(serde_json::Value::as_str).collect();
+    let output = lab.run(["ls", "store"])?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    ensure!(said.contains(&words.join(" ")), "{said}");
+    // An image says where its store is without a detour by itself.
+    let store = lab.path("store").canonicalize()?;
+    let inspected = json(&["inspect", "--json", "store/images/a"])?;
+    ensure!(inspected["store"] == store.display().to_string(), "{}", inspected["store"]);
+    json(&["forget", "--json", "--store", "store", "--keep-last", "1"])?;
+    json(&["gc", "--json", "--store", "store"])?;
+    let left = json(&["ls", "--json", "--store", "store"])?;
+    ensure!(left["images"].as_array().map(Vec::len) == Some(1), "{left}");
     Ok(())
 }
 

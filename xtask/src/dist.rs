@@ -52,7 +52,9 @@ fn pack(built: &Path, dist: &Path) -> Result<()> {
     let work = tempfile::tempdir_in(dist).context("cannot make a temporary folder in dist/")?;
     let tree = work.path().join(&name);
     fill(&tree, built, &TARBALL)?;
-    install(&sys::root().join("README.md"), &tree.join("README.md"), "644")?;
+    for file in ["README.md", "LICENSE-MIT", "LICENSE-APACHE"] {
+        install(&sys::root().join(file), &tree.join(file), "644")?;
+    }
 
     let packed = work.path().join("packed.tar.gz");
     sys::capture(

@@ -8,10 +8,15 @@ use gpucr_core::cuda::{Device, Driver, HostDriver};
 use gpucr_core::image::DriverKind;
 use gpucr_core::{library, process};
 
-use crate::commands::{Outcome, print_json, say};
+use crate::commands::{Outcome, print_json, say_folded};
 use crate::failure::HOST;
 use crate::paint::Paint;
 use crate::say;
+
+/// The column at which what was found begins.
+const FOUND: usize = "MISSING  ".len() + 16 + 1;
+/// Before what to do.
+const ARROW: &str = "-> ";
 
 /// Check whether this host can dump and restore
 ///
@@ -82,9 +87,9 @@ pub(crate) fn run(args: &CheckArgs) -> Outcome {
             };
             let space = " ".repeat("MISSING".len() - mark.len());
             let rest = format!("{space}  {:<16} {}", row.name, row.found);
-            say::painted(&[(paint, mark), (Paint::Plain, &rest)]);
+            say::painted_folded(FOUND, &[(paint, mark), (Paint::Plain, &rest)]);
             if let Some(mend) = &row.mend {
-                say!("         {:<16} -> {mend}", "");
+                say_folded!(FOUND + ARROW.len(), "{:FOUND$}{ARROW}{mend}", "");
             }
         }
     }
@@ -239,7 +244,7 @@ fn library_row(name: &'static str, file: &str) -> Row {
         Err(error) => Row::missing(
             name,
             error.to_string(),
-            "build all of gpucr (cargo build --workspace), or set GPUCR_LIB_DIR",
+            "build all of gpucr (`cargo build --workspace`), or set GPUCR_LIB_DIR",
         ),
     }
 }

@@ -7,7 +7,7 @@ use gpucr_core::Error;
 use gpucr_core::diff::{self, Change, Diff, Total};
 use gpucr_core::image::{ImageReader, Manifest};
 
-use crate::commands::{LARGEST, Outcome, print_json, say};
+use crate::commands::{LARGEST, Outcome, print_json, say, say_folded};
 use crate::display;
 use crate::table::Table;
 
@@ -49,16 +49,20 @@ pub(crate) fn run(args: &DiffArgs) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
+/// The column at which what a line says begins, behind its label.
+const TEXT: usize = 9;
+
 fn print(diff: &Diff, manifests: [&Manifest; 2], all: bool) {
     for (name, id, manifest) in [("A", &diff.a, manifests[0]), ("B", &diff.b, manifests[1])] {
-        say!("{name}        {id}  {}", display::date(manifest.created));
+        say_folded!(TEXT, "{name}        {id}  {}", display::date(manifest.created));
     }
     if diff.a == diff.b {
         say!("same     both are the same image");
         return;
     }
     for process in &diff.processes {
-        say!(
+        say_folded!(
+            TEXT,
             "process  {} {}, {}",
             process.pid,
             display::command(&process.command, 60),
@@ -100,7 +104,8 @@ fn print(diff: &Diff, manifests: [&Manifest; 2], all: bool) {
     total("memory", &diff.memory);
     total("host", &diff.host);
     total("library", &diff.libraries);
-    say!(
+    say_folded!(
+        TEXT,
         "cost     on top of A, B needs {} more of its {}: {}, stored in {}",
         diff.cost.chunks,
         display::counted(diff.cost.of_chunks, "chunk", "chunks"),
@@ -110,7 +115,8 @@ fn print(diff: &Diff, manifests: [&Manifest; 2], all: bool) {
 }
 
 fn total(name: &str, total: &Total) {
-    say!(
+    say_folded!(
+        TEXT,
         "{name:<7}  {} of {} changed ({}); A had {}",
         display::bytes(total.changed_bytes),
         display::bytes(total.bytes),

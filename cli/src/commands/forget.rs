@@ -1,7 +1,6 @@
 //! `gpucr forget`.
 
 use std::collections::{BTreeMap, HashSet};
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -13,6 +12,7 @@ use serde_json::json;
 use crate::commands::{Outcome, note, print_json, say};
 use crate::escape::shell_word;
 use crate::failure::{CliError, FAILED};
+use crate::stores::StoreArgs;
 use crate::table::Table;
 use crate::values::duration;
 use crate::{display, stores};
@@ -31,8 +31,8 @@ of the command, not from now, so images of a program that has ended do not expir
 Examples:\n  gpucr forget /images --keep-last 3 --dry-run\n  \
 gpucr forget --keep-hourly 24 --keep-daily 7 && gpucr gc")]
 pub(crate) struct ForgetArgs {
-    /// The store [default: GPUCR_STORE]
-    pub(crate) store: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
     /// Keep the N newest
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) keep_last: Option<u32>,
@@ -60,7 +60,7 @@ pub(crate) struct ForgetArgs {
 }
 
 pub(crate) fn run(args: &ForgetArgs) -> Outcome {
-    let store = stores::store(args.store.as_deref())?;
+    let store = args.store.store()?;
     let listing = stores::list(&store)?;
     // Of what cannot be read nobody knows whether a rule keeps it: it stays.
     for (name, error) in &listing.unreadable {
@@ -168,7 +168,7 @@ mod tests {
 
     fn rules() -> ForgetArgs {
         ForgetArgs {
-            store: None,
+            store: StoreArgs::none(),
             keep_last: None,
             keep_hourly: None,
             keep_daily: None,

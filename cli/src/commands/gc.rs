@@ -1,15 +1,15 @@
 //! `gpucr gc`.
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use gpucr_core::Error;
 use gpucr_core::image;
 
-use crate::commands::{Outcome, io_error, note, print_json, say};
+use crate::commands::{Outcome, io_error, note_folded, print_json, say_folded};
+use crate::stores::StoreArgs;
 use crate::values::duration;
-use crate::{display, signals, stores};
+use crate::{display, signals};
 
 /// Free data that no image in a store needs
 ///
@@ -25,8 +25,8 @@ it merges. If it runs out of space, is interrupted, or gives up waiting, nothing
 rest. Dumps into the store that begin while it waits yield to it for ten seconds.\n\n\
 Example:\n  gpucr rm /images/images/step-1000\n  gpucr gc /images")]
 pub(crate) struct GcArgs {
-    /// The store, as given to dump --store [default: GPUCR_STORE]
-    pub(crate) store: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
     /// How long to wait for running dumps and restores to end
     #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = duration)]
     pub(crate) wait: Duration,
@@ -40,14 +40,15 @@ pub(crate) fn run(args: &GcArgs) -> Outcome {
     signals
         .settle_at_last(|| "No image was touched; the next gc removes what is left over.".into());
     let progress = display::progress(args.json);
-    let store = stores::store(args.store.as_deref())?;
+    let store = args.store.store()?;
     let report = image::gc(&store, args.wait, &signals.stop, progress.as_ref());
     drop(progress);
     let report = report.map_err(Error::from)?;
     if args.json {
         print_json(&report)?;
     } else {
-        say!(
+        say_folded!(
+            2,
             "{}: {} freed, {} kept for {} ({} moved)",
             store.display(),
             display::bytes(report.freed_bytes),
@@ -57,7 +58,7 @@ pub(crate) fn run(args: &GcArgs) -> Outcome {
         );
     }
     if report.missing_chunks > 0 {
-        note!(
+        note_folded!(
             "{} that images need {} missing: `gpucr verify` names those images.",
             display::counted(report.missing_chunks as u64, "chunk", "chunks"),
             if report.missing_chunks == 1 { "is" } else { "are" },

@@ -21,8 +21,8 @@ use self::rows::{
     ShimRow, Summary,
 };
 use crate::commands::{Outcome, print_json};
-use crate::display;
 use crate::template::{self, Template, template};
+use crate::{display, stores};
 
 /// Show what is in an image
 ///
@@ -89,8 +89,8 @@ fn summary(image: &ImageReader) -> Summary<'_> {
             Some(Base::Parent { .. }) => "incremental",
             Some(Base::Store) => "stored",
         },
-        ancestors: image.ancestors(),
-        store: image.store().map(|store| store.dir()),
+        ancestors: image.ancestors().iter().map(|path| stores::plain(path)).collect(),
+        store: image.store().map(|store| stores::plain(store.dir())),
         created: display::date(manifest.created),
         gpucr_version: &manifest.gpucr_version,
         hostname: &manifest.hostname,

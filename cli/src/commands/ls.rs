@@ -1,14 +1,14 @@
 //! `gpucr ls`.
 
 use std::cmp::Reverse;
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::ValueEnum;
 use gpucr_core::image::Listing;
 
-use crate::commands::{Outcome, note, print_json, say};
+use crate::commands::{Outcome, note, print_json, say_folded};
 use crate::failure::FAILED;
+use crate::stores::StoreArgs;
 use crate::table::Table;
 use crate::template::{self, Template, template};
 use crate::{display, stores};
@@ -25,8 +25,8 @@ gpucr restore /images/images/before\n\n\
 With GPUCR_STORE=/images (or `store = /images` in /etc/gpucr/config):\n  gpucr ls --sort age\n  \
 gpucr restore latest")]
 pub(crate) struct LsArgs {
-    /// The store, as given to dump --store [default: GPUCR_STORE]
-    pub(crate) store: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
     /// Sort order
     #[arg(long, value_enum, value_name = "BY", default_value_t = Sort::Name)]
     pub(crate) sort: Sort,
@@ -62,7 +62,7 @@ pub(crate) enum Sort {
 }
 
 pub(crate) fn run(args: &LsArgs) -> Outcome {
-    let mut listing = stores::list(&stores::store(args.store.as_deref())?)?;
+    let mut listing = stores::list(&args.store.store()?)?;
     let all = listing.images.len();
     listing.images.retain(|image| {
         let has = |text: &String| {
@@ -116,14 +116,19 @@ fn print(listing: &Listing, wide: bool, all: usize) {
             ]);
         }
         cells.push(image.tags.join(","));
-        cells.push(display::command(&image.command, if wide { usize::MAX } else { 40 }));
+        cells.push(image.command.join(" "));
         table.row(cells);
     }
-    table.print_cut(!wide);
+    if wide {
+        table.print()
+    } else {
+        table.print_cut()
+    }
     let spare = listing.pack_bytes.saturating_sub(listing.needed_bytes);
     let shown = listing.images.len();
     let of = if shown == all { String::new() } else { format!("{shown} of ") };
-    say!(
+    say_folded!(
+        2,
         "{of}{}, {} needed by {}, {} more in the packs",
         display::counted(all as u64, "image", "images"),
         display::bytes(listing.needed_bytes),

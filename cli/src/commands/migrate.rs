@@ -20,7 +20,9 @@ pub(crate) use args::{MigrateArgs, plain_directory};
 pub(crate) use connect::{accept, given, link};
 
 use crate::commands::dump::{about, prepare_timeline, write_timeline};
-use crate::commands::{Outcome, inside, io_error, note, print_json, restore, say};
+use crate::commands::{
+    Outcome, inside, io_error, note_folded, print_json, restore, say, say_folded,
+};
 use crate::events::Events;
 use crate::failure::{self, CliError, FAILED};
 use crate::{display, signals};
@@ -129,7 +131,8 @@ fn tell(args: &MigrateArgs, migrated: &Migrated) -> Outcome {
     }
     match migrated.new_pid {
         None => say!("process {} can continue there", migrated.pid),
-        Some(new_pid) => say!(
+        Some(new_pid) => say_folded!(
+            2,
             "process {} runs there as {new_pid}: it was stopped for {}; {} sent in {}, {} more already \
             there; {} in all",
             migrated.pid,
@@ -158,7 +161,7 @@ fn say_unread(args: &MigrateArgs, migrated: &Migrated) {
         Some(To::Ssh { .. }) => format!(", and with {options} a file there gets it"),
         _ => format!(", and with `gpucr receive {options}` a file there gets it"),
     };
-    note!(
+    note_folded!(
         "Nobody reads the program's {streams} there: with --relay gpucr relays its output{files}."
     );
 }
@@ -203,7 +206,7 @@ pub(crate) fn list(json: bool) -> Outcome {
         return Ok(ExitCode::SUCCESS);
     }
     for record in records {
-        say!("{}  {}", record.id, meaning(&record));
+        say_folded!(2, "{}  {}", record.id, meaning(&record));
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -27,7 +27,7 @@ pub(crate) mod warm;
 pub(crate) mod watchdog;
 
 pub(crate) use crate::failure::{Outcome, io_error};
-pub(crate) use crate::say::{note, print_json, say};
+pub(crate) use crate::say::{note, note_folded, print_json, say, say_folded};
 
 /// So many blocks or files are shown where nobody asks for all.
 const LARGEST: usize = 20;

@@ -7,11 +7,16 @@ use gpucr_core::kinds;
 use gpucr_core::process::survey::{Said, Seen, survey};
 use gpucr_wire::{Counts, GateState};
 
-use crate::commands::{Outcome, io_error, note, print_json, say};
+use crate::commands::{Outcome, io_error, note_folded, print_json, say_folded};
 use crate::paint::Paint;
 use crate::template::{self, Template, template};
 use crate::values::duration;
-use crate::{display, say};
+use crate::{display, fold, say};
+
+/// The column at which what is said of a program begins in the lines below its own.
+const BELOW: usize = 10;
+/// The columns before the command.
+const BESIDES: usize = 71;
 
 /// List the programs that run under gpucr
 #[derive(clap::Args)]
@@ -50,13 +55,13 @@ struct Row {
 pub(crate) fn run(args: &PsArgs) -> Outcome {
     let survey = survey(args.timeout).map_err(io_error("cannot read /proc"))?;
     if !survey.is_complete {
-        note!(
+        note_folded!(
             "Not all processes were examined in time, so some may be missing: give a longer --timeout."
         );
     }
     for seen in &survey.seen {
         if let Said::Nothing(why) = &seen.said {
-            note!("process {} did not answer: {why}", seen.pid);
+            note_folded!("process {} did not answer: {why}", seen.pid);
         }
     }
     let rows: Vec<Row> = survey.seen.into_iter().map(row).collect();
@@ -72,10 +77,14 @@ pub(crate) fn run(args: &PsArgs) -> Outcome {
         "PID", "STATE", "BY GPUCR", "BY DRIVER", "LAUNCHES", "DEVICES"
     );
     say::painted(&[(Paint::Head, &head)]);
+    let width = fold::width(std::io::stdout());
+    // What does not fit behind the other columns goes on below them, in one line more where a terminal is narrow.
+    let longest = width.map_or(usize::MAX, |width| width.saturating_sub(BESIDES).max(60));
     for row in rows {
         // The beginning tells one from another: `GPU-` and eight digits.
         let devices: Vec<&str> = row.devices.iter().map(|uuid| &uuid[..12]).collect();
-        say!(
+        say_folded!(
+            BELOW,
             "{:>8}  {:<9} {:>12} {:>12} {:>10}  {:<12} {}",
             row.pid,
             row.state,
@@ -83,14 +92,19 @@ pub(crate) fn run(args: &PsArgs) -> Outcome {
             display::bytes(row.driver_bytes),
             row.launches,
             devices.join(","),
-            display::command(&row.command, 60),
+            display::command(&row.command, longest),
         );
         if row.private {
-            say!("          slow to dump: its device memory cannot be shared with another process");
+            say_folded!(
+                BELOW,
+                "{:BELOW$}slow to dump: its device memory cannot be shared with another process",
+                ""
+            );
         }
         for what in row.unsupported {
             let pieces = [(Paint::Bad, "cannot be dumped"), (Paint::Plain, &*format!(": {what}"))];
-            say::painted(&[&[(Paint::Plain, "          ")], &pieces[..]].concat());
+            let space = " ".repeat(BELOW);
+            say::painted_folded(BELOW, &[&[(Paint::Plain, &*space)], &pieces[..]].concat());
         }
     }
     Ok(ExitCode::SUCCESS)

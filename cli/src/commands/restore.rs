@@ -30,7 +30,7 @@ pub(crate) use hold::{Held, go_on, hand_memory, hold_back, stand_by};
 pub(crate) use setup::network_at;
 pub(crate) use streams::{Streams, give};
 
-use crate::commands::{Outcome, io_error, note};
+use crate::commands::{Outcome, io_error, note_folded};
 use crate::display;
 use crate::events::Events;
 use crate::failure::{CliError, FAILED};
@@ -133,6 +133,7 @@ fn dry_run(args: &RestoreArgs) -> Outcome {
     let options = Options { network, root: setup::root(args)?, ..options };
     let blockers = restore::blockers(&options, !args.new_pids && args.root.is_none());
     let mut blockers: Vec<CliError> = blockers.into_iter().map(Into::into).collect();
+    blockers.extend(setup::lacks_terminal(args));
     // What cannot be opened is among these already.
     let shown = display::progress(args.json);
     if let Ok(report) = verify::verify(&args.image, shown.as_ref())
@@ -147,7 +148,7 @@ fn dry_run(args: &RestoreArgs) -> Outcome {
     }
     drop(shown);
     if restore::would_leave_network(&options) {
-        note!("{LEFT_NETWORK}");
+        note_folded!("{LEFT_NETWORK}");
     }
     let what = format!("a restore of {}", args.image.display());
     crate::commands::dry_run::tell(&what, blockers, args.json)

@@ -6,7 +6,7 @@ use std::time::Duration;
 use gpucr_core::access::trace::{self, Checked, MadeTwice, Options, Process, Repeated, Row, Set};
 use gpucr_core::stop::Stop;
 
-use crate::commands::{LARGEST, Outcome, io_error, note, print_json, say};
+use crate::commands::{LARGEST, Outcome, io_error, note_folded, print_json, say, say_folded};
 use crate::table::Table;
 use crate::values::{duration, pids};
 use crate::{display, signals};
@@ -97,8 +97,9 @@ pub(crate) fn run(args: &TraceArgs) -> Outcome {
 }
 
 fn tell(args: &TraceArgs, process: &Process, seconds: f64) {
-    say!("process {}: {}", process.pid, display::command(&process.command, 80));
-    say!(
+    say_folded!(2, "process {}: {}", process.pid, display::command(&process.command, 80));
+    say_folded!(
+        2,
         "{}{}: {} of {}",
         display::time(seconds * 1000.0),
         if process.ended { ", then it ended" } else { "" },
@@ -130,25 +131,35 @@ fn tell(args: &TraceArgs, process: &Process, seconds: f64) {
         say!("  and {left} kernels that write less (--all shows them)");
     }
     if process.unknown_launches > 0 {
-        say!(
+        say_folded!(
+            2,
             "{} could not be analysed, and may have touched any memory.",
             display::counted(process.unknown_launches, "launch", "launches")
         );
     }
     if let Some(checked) = &process.checked {
-        say!("Checked, one by one: {} of {} launches.", counts(checked), checked.launches);
+        say_folded!(
+            2,
+            "Checked, one by one: {} of {} launches.",
+            counts(checked),
+            checked.launches
+        );
     }
     if process.host_functions > 0 {
-        say!(
+        say_folded!(
+            2,
             "{} ran in streams.",
             display::counted(process.host_functions, "host function", "host functions")
         );
     }
     if rows.iter().any(|row| row.indirect == Some(true)) {
-        say!("* follows pointers that are stored in memory, and may reach more than is shown.");
+        say_folded!(
+            2,
+            "* follows pointers that are stored in memory, and may reach more than is shown."
+        );
     }
     if !args.no_observe && !process.observed && !process.ended {
-        note!(
+        note_folded!(
             "The device memory could not be compared: gpucr had no context of its own on the \
              device. Kernels without readable code are assumed to write everything that they are given."
         );

@@ -14,7 +14,8 @@ use gpucr_core::{Progress, careful};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::commands::key::TrustArgs;
-use crate::commands::{Outcome, io_error, key, print_json, say};
+use crate::commands::{Outcome, io_error, key, print_json, say_folded};
+use crate::escape::shell_word;
 use crate::failure::{CliError, FAILED, USAGE};
 use crate::say::note_json;
 use crate::{display, signals};
@@ -99,7 +100,8 @@ pub(crate) fn export(args: &ExportArgs) -> Outcome {
     if args.json {
         print_json(&report)?;
     } else {
-        say!(
+        say_folded!(
+            2,
             "{}: {}, {} in {}; identity {}",
             args.file.display(),
             display::bytes(report.tar_bytes),
@@ -117,9 +119,10 @@ fn export_to_stdout(
     progress: &dyn Progress,
 ) -> Result<transfer::Exported, CliError> {
     if std::io::stdout().is_terminal() {
-        return Err(CliError::new(USAGE, "a tar makes no sense on a terminal").help(
-            "give a file name, or a pipe: gpucr export IMAGE - | ssh host gpucr import - …",
-        ));
+        let image = shell_word(image);
+        return Err(CliError::new(USAGE, "a tar makes no sense on a terminal").help(format!(
+            "give a file name, or a pipe: gpucr export {image} - | ssh HOST gpucr import - -o IMAGE"
+        )));
     }
     // Not through `Stdout`, whose buffer of lines would search the data for them.
     let mut out = std::io::stdout().as_fd().try_clone_to_owned().map(File::from);
@@ -146,15 +149,16 @@ pub(crate) fn import(args: &ImportArgs) -> Outcome {
     })?;
     let mut tar: Box<dyn Read> = if is_dash(&args.file) {
         if std::io::stdin().is_terminal() {
+            let to = words(args);
             return Err(CliError::new(USAGE, "a tar is expected on stdin, which is a terminal")
-                .help(
-                    "give a file name, or a pipe: ssh host gpucr export IMAGE - | gpucr import - …",
-                ));
+                .help(format!(
+                    "give a file name, or a pipe: ssh HOST gpucr export IMAGE - | gpucr import - {to}"
+                )));
         }
         let stdin = std::io::stdin().as_fd().try_clone_to_owned().map_err(io_error("stdin"))?;
         Box::new(Interruptible { file: stdin.into(), stop: stop.clone() })
     } else {
-        Box::new(open(&args.file)?)
+        Box::new(open(args)?)
     };
     let progress = display::progress(args.json);
     let report =
@@ -173,7 +177,8 @@ pub(crate) fn import(args: &ImportArgs) -> Outcome {
     if args.json {
         print_json(&report)?;
     } else {
-        say!(
+        say_folded!(
+            2,
             "{}: {} in {}, stored in {}; identity {}",
             report.image.display(),
             display::bytes(report.bytes),
@@ -200,6 +205,16 @@ fn destination(args: &ImportArgs) -> Result<Destination, CliError> {
     }
 }
 
+/// The options that say where an image goes, for a shell.
+fn words(args: &ImportArgs) -> String {
+    let place = |option: &str, path: &Option<PathBuf>| {
+        path.as_ref().map(|path| format!("{option} {}", shell_word(path)))
+    };
+    let name = args.name.as_ref().map(PathBuf::from);
+    let words = [place("-o", &args.image), place("--store", &args.store), place("--name", &name)];
+    words.into_iter().flatten().collect::<Vec<_>>().join(" ")
+}
+
 /// Signals end it in order, with nothing left behind; `at_last` sees to that if it hangs.
 fn stop(at_last: impl FnOnce() -> String + Send + 'static) -> Result<Stop, CliError> {
     let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
@@ -208,14 +223,15 @@ fn stop(at_last: impl FnOnce() -> String + Send + 'static) -> Result<Stop, CliEr
 }
 
 /// Opens a tar. It is to be a file: the user may have named a device or a FIFO, which never ends.
-fn open(path: &Path) -> Result<File, CliError> {
+fn open(args: &ImportArgs) -> Result<File, CliError> {
+    let path = &args.file;
     careful::open_regular(path).map_err(|error| {
         let no_file = error.kind() == std::io::ErrorKind::InvalidInput;
         let error = io_error(&format!("cannot open {}", path.display()))(error);
         let error = error.state("Nothing was changed.");
         match no_file {
             _ if path.is_dir() => error.help("give a tar, as `gpucr export` writes it"),
-            true => error.help(format!("gpucr import - < {}", path.display())),
+            true => error.help(format!("gpucr import - {} < {}", words(args), shell_word(path))),
             false => error,
         }
     })

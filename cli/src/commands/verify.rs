@@ -7,7 +7,7 @@ use gpucr_core::verify::{self, Damage, Report};
 use gpucr_core::{Error, hex};
 
 use crate::commands::key::TrustArgs;
-use crate::commands::{Outcome, key, print_json, say};
+use crate::commands::{Outcome, key, print_json, say, say_folded};
 use crate::display;
 use crate::failure::FAILED;
 
@@ -61,15 +61,18 @@ fn print(report: &Report) {
     );
     if report.whole {
         let id = report.id.map(|id| hex(&id)).unwrap_or_default();
-        say!("{image} is intact: {read}; identity {id}");
+        say_folded!(2, "{image} is intact: {read}; identity {id}");
         return;
     }
     let chunks = report.damage.iter().filter(|damage| damage.chunk.is_some()).count();
     let files = report.damage.len() - chunks;
     let chunks = display::counted(chunks as u64, "bad chunk", "bad chunks");
     let files = display::counted(files as u64, "bad file", "bad files");
-    say!("{image} is damaged: {chunks}, {files}; {read}");
-    say!("The image was only read. It cannot be restored: copy it again from where it came from.");
+    say_folded!(2, "{image} is damaged: {chunks}, {files}; {read}");
+    say_folded!(
+        2,
+        "The image was only read. It cannot be restored: copy it again from where it came from."
+    );
 }
 
 fn print_damage(damage: &Damage, report: &Report) {
@@ -80,7 +83,7 @@ fn print_damage(damage: &Damage, report: &Report) {
         .map(|file| file.strip_prefix(&report.image).unwrap_or(file).display().to_string());
     let Some(chunk) = damage.chunk else {
         say!("bad file   {}", file.unwrap_or_default());
-        say!("           {}", damage.problem);
+        say_folded!(11, "           {}", damage.problem);
         return;
     };
     let place = match (file, damage.offset) {
@@ -88,11 +91,11 @@ fn print_damage(damage: &Damage, report: &Report) {
         (Some(file), None) => format!(" ({file})"),
         (None, _) => String::new(),
     };
-    say!("bad chunk  {chunk}{place}: {}", damage.problem);
+    say_folded!(11, "bad chunk  {chunk}{place}: {}", damage.problem);
     for owner in &damage.owners {
-        say!("           {owner}");
+        say_folded!(11, "           {owner}");
     }
     if damage.owners.is_empty() {
-        say!("           nothing in the image needs it");
+        say_folded!(11, "           nothing in the image needs it");
     }
 }

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use gpucr_core::warm::{self, Kept, Listing, Options, Report};
 
 use crate::commands::key::TrustArgs;
-use crate::commands::{Outcome, io_error, key, note, print_json, say};
+use crate::commands::{Outcome, io_error, key, note_folded, print_json, say, say_folded};
 use crate::failure::FAILED;
 use crate::table::Table;
 use crate::values::size;
@@ -110,7 +110,8 @@ fn keep(image: &Path, args: &WarmArgs) -> Outcome {
 
 fn print(image: &Path, report: &Report) {
     let kept = &report.kept;
-    say!(
+    say_folded!(
+        2,
         "{} is {}: {} of {}memory, held by process {}; identity {}",
         image.display(),
         if report.already { "warm already" } else { "warm" },
@@ -120,7 +121,7 @@ fn print(image: &Path, report: &Report) {
         kept.id
     );
     if !kept.unpinned.is_empty() {
-        note!("not pinned, so each restore loads device memory itself: {}", kept.unpinned);
+        note_folded!("not pinned, so each restore loads device memory itself: {}", kept.unpinned);
     }
 }
 
@@ -145,7 +146,7 @@ fn list(json: bool) -> Outcome {
         print_list(&listing);
     }
     for (pid, error) in &listing.silent {
-        note!("process {pid}, which holds a warm image, does not answer: {error}");
+        note_folded!("process {pid}, which holds a warm image, does not answer: {error}");
     }
     Ok(if listing.silent.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
 }
@@ -186,7 +187,7 @@ fn dropped(images: &[Kept], json: bool) -> Outcome {
         match kept {
             Kept { other_version: true, id, .. } => say!("{}: dropped", &id[..16]),
             Kept { image, bytes, .. } => {
-                say!("{image}: dropped, {} of memory freed", display::bytes(*bytes));
+                say_folded!(2, "{image}: dropped, {} of memory freed", display::bytes(*bytes));
             }
         }
     }

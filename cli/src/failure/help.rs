@@ -1,6 +1,8 @@
 //! What to do about an error, where something can be said.
 
 use std::borrow::Cow;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use gpucr_core::Error;
 use gpucr_core::container::ContainerError;
@@ -26,12 +28,41 @@ const DAMAGED: &str = "`gpucr verify` lists everything that is damaged, and what
 
 /// What to do about a program that has opened `/dev/tty`.
 const WITHOUT_TERMINAL: &str = "the program has opened /dev/tty itself, for example to ask for a password or to \
-draw a progress bar: have it close that, or start it without a controlling terminal: setsid gpucr run -- …";
+draw a progress bar: have it close that, or start it without a controlling terminal: setsid gpucr run -- COMMAND";
 
 /// What to do about a program that uses io_uring. (libuv's `UV_USE_IO_URING=0` does not keep it from that since its 1.50.)
 const WITHOUT_IO_URING: &str = "CRIU cannot save it: have the program use none. Libraries such as libuv (Node.js, uvloop) \
-work without it if the kernel refuses it: sysctl kernel.io_uring_disabled=2 before the program starts (Linux 6.6). \
+work without it if the kernel refuses it, which it then does to all programs of the host: sysctl \
+kernel.io_uring_disabled=2 before the program starts (Linux 6.6). \
 PyTorch's key-value store does with USE_LIBUV=0";
+
+/// The image that a command restores.
+static IMAGE: OnceLock<PathBuf> = OnceLock::new();
+
+/// From now on, commands of which help speaks restore this image.
+pub(crate) fn set_image(path: &Path) {
+    // It is the first that was named.
+    let _ = IMAGE.set(path.to_owned());
+}
+
+/// A command that restores the image with more options.
+fn restore(options: &str) -> String {
+    let image = IMAGE.get().map_or_else(|| "IMAGE".to_owned(), |path| shell_word(path));
+    ["gpucr restore", options, &image]
+        .into_iter()
+        .filter(|word| !word.is_empty())
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+/// What to do about a program that had a terminal, where a restore has none.
+pub(crate) fn for_terminal() -> String {
+    let command = shell_word(Path::new(&restore("")));
+    format!(
+        "restore it in a terminal, without --new-pids and --root, or under script(1): script -qec {command} \
+         /dev/null; a program whose streams are all files or pipes needs none"
+    )
+}
 
 /// What to do about any error.
 pub(super) fn about(error: &Error) -> Help {
@@ -110,7 +141,10 @@ fn about_program(error: &Error) -> Help {
             "dump it, and restore the image at the other host: gpucr restore --root DIR IMAGE"
         }
         Error::NoRoot => {
-            "name a directory that has the container's files: gpucr restore --root DIR IMAGE"
+            let command = restore("--root DIR");
+            return Some(
+                format!("name a directory that has the container's files: {command}").into(),
+            );
         }
         Error::NoContainer => "leave --root and --mount out",
         Error::Container(ContainerError::Lacking { place, .. }) => {
@@ -139,8 +173,10 @@ fn about_program(error: &Error) -> Help {
         }
         Error::Container(ContainerError::OwnMounts { pid }) => {
             return Some(
-                format!("run gpucr with the same mounts: nsenter --target {pid} --mount gpucr …")
-                    .into(),
+                format!(
+                    "run gpucr with the same mounts: nsenter --target {pid} --mount gpucr dump --pid {pid} -o IMAGE"
+                )
+                .into(),
             );
         }
         Error::Container(ContainerError::Overmounted { .. }) => {
@@ -193,14 +229,14 @@ fn about_program(error: &Error) -> Help {
         Error::OtherPidNamespace { inner, .. } => {
             return Some(
                 format!(
-                    "run a gpucr that is installed in the container: podman exec CONTAINER gpucr dump --pid {inner} … (or \
-                     docker exec; the container has to be privileged)"
+                    "run a gpucr that is installed in the container: podman exec CONTAINER gpucr dump --pid {inner} \
+                     -o IMAGE (or docker exec; the container has to be privileged)"
                 )
                 .into(),
             );
         }
         Error::OuterSession { .. } => {
-            "CRIU cannot save it; start the program in a session of its own: setsid gpucr run -- …"
+            "CRIU cannot save it; start the program in a session of its own: setsid gpucr run -- COMMAND"
         }
         Error::Changed { .. } => "try again",
         Error::OwnTree { .. } => "dump the program itself, not the shell or job that runs gpucr",
@@ -235,7 +271,7 @@ fn about_host(error: &Error) -> Help {
         Error::Hook { .. } => "gpucr ran it with /bin/sh -c; its output is above",
         Error::StrangeDriver { .. } => {
             "gpucr loads only the driver library that this host's loader finds, and the software driver that \
-             came with it; to use another one that you trust: GPUCR_HOST_DRIVER=PATH gpucr …"
+             came with it; to use another one that you trust, set GPUCR_HOST_DRIVER=PATH in gpucr's environment"
         }
         Error::NoDriver(_) => {
             "on a host without a GPU use `gpucr run --device soft`; else install NVIDIA's driver \
@@ -243,7 +279,8 @@ fn about_host(error: &Error) -> Help {
         }
         Error::OtherDriver { .. } => "restore on a host with the driver that the image names",
         Error::NoDevice { .. } | Error::NoSuchDevice { .. } => {
-            "name the device that is to take its place: gpucr restore --device-map OLD=NEW …"
+            let command = restore("--device-map OLD=NEW");
+            return Some(format!("name the device that is to take its place: {command}").into());
         }
         Error::DeviceTwice { .. } => {
             "map each device of the image to a different one: --device-map 0=1,1=0 swaps two"
@@ -258,8 +295,14 @@ fn about_host(error: &Error) -> Help {
 fn about_restore(error: &Error) -> Help {
     let text = match error {
         Error::PidInUse { .. } => {
-            "end the process that has it (the dumped program itself, if it was left running), or \
-             give the program a pid namespace of its own: gpucr restore --new-pids …"
+            let command = restore("--new-pids");
+            return Some(
+                format!(
+                    "end the process that has it (the dumped program itself, if it was left running), or give the \
+                     program a pid namespace of its own: {command}"
+                )
+                .into(),
+            );
         }
         Error::FileChanged { .. } => {
             "put the file back as it was at the time of the dump. `--files keep` (the default) accepts logs of any \
@@ -368,12 +411,19 @@ fn about_hint(hint: Hint) -> Cow<'static, str> {
     let text = match hint {
         Hint::FileChanged => "put the file that CRIU names back as it was at the time of the dump",
         Hint::PidInUse => {
-            "end whatever has the pid, which may also be a process group or session, or give the program a pid \
-             namespace of its own: gpucr restore --new-pids …"
+            let command = restore("--new-pids");
+            return format!(
+                "end whatever has the pid, which may also be a process group or session, or give the program a pid \
+                 namespace of its own: {command}"
+            )
+            .into();
         }
         Hint::PortInUse => {
-            "end the process that has the port, or give the program a network of its own: gpucr restore --netns \
-             /run/netns/NAME …"
+            let command = restore("--netns /run/netns/NAME");
+            return format!(
+                "end the process that has the port, or give the program a network of its own: {command}"
+            )
+            .into();
         }
         Hint::Permission => {
             "run gpucr as root with all capabilities, which containers and services often lack; for programs of other \
@@ -381,7 +431,7 @@ fn about_hint(hint: Hint) -> Cow<'static, str> {
         }
         Hint::OtherMounts => {
             "the program has a file open that was opened outside of its mount namespace, such as the standard \
-            streams of `unshare -m`: open them inside (sh -c 'exec gpucr run -- … < /dev/null > log 2>&1'), or \
+            streams of `unshare -m`: open them inside (sh -c 'exec gpucr run -- COMMAND < /dev/null > log 2>&1'), or \
             use pipes"
         }
         Hint::Device => {
@@ -389,8 +439,7 @@ fn about_hint(hint: Hint) -> Cow<'static, str> {
         }
         Hint::IoUring => WITHOUT_IO_URING,
         Hint::NoTerminal => {
-            "the program had a terminal: restore it in one, without --new-pids and --root, or under script(1): script -qec \
-             'gpucr restore …' /dev/null; a program whose streams are all files or pipes needs none"
+            return format!("the program had a terminal: {}", for_terminal()).into();
         }
         Hint::GhostLimit => "the program holds a large deleted file open: close it first",
         Hint::NoLoopback => {
@@ -398,7 +447,7 @@ fn about_hint(hint: Hint) -> Cow<'static, str> {
         }
         Hint::SharedSegment => {
             "CRIU saves System V shared memory only with a whole IPC namespace: start the program in one of its own \
-             (unshare --ipc gpucr run -- …), or have it use POSIX shared memory (shm_open)"
+             (unshare --ipc gpucr run -- COMMAND), or have it use POSIX shared memory (shm_open)"
         }
         Hint::ExtUnixSk => {
             "--ext-unix-sk makes CRIU save datagram sockets that are connected to processes outside, such as \
@@ -547,4 +596,31 @@ fn about_extract(error: &ExtractError) -> Help {
         _ => return None,
     };
     Some(text.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_that_are_named_can_be_pasted() {
+        assert_eq!(restore("--new-pids"), "gpucr restore --new-pids IMAGE", "it is not known");
+        set_image(Path::new("/images/it's one"));
+        assert_eq!(restore("--new-pids"), r"gpucr restore --new-pids '/images/it'\''s one'");
+        let help = for_terminal();
+        let (_, command) = help.split_once("script -qec ").unwrap();
+        let (word, _) = command.split_once(" /dev/null").unwrap();
+        let said = std::process::Command::new("bash")
+            .args(["-c", &format!("printf %s {word}")])
+            .output()
+            .unwrap();
+        let command = String::from_utf8_lossy(&said.stdout);
+        assert_eq!(command, r"gpucr restore '/images/it'\''s one'");
+    }
+
+    #[test]
+    fn what_is_for_the_whole_host_is_said_to_be() {
+        let words = "to all programs of the host: sysctl kernel.io_uring_disabled=2";
+        assert!(WITHOUT_IO_URING.contains(words));
+    }
 }

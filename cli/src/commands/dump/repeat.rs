@@ -14,7 +14,7 @@ use super::once;
 use super::options::destination;
 use super::tell::tell;
 use crate::commands::inside::Outside;
-use crate::commands::{Outcome, note, say};
+use crate::commands::{Outcome, note_folded, say_folded};
 use crate::events::Events;
 use crate::metrics::Metrics;
 use crate::say::print_json_line;
@@ -59,14 +59,14 @@ pub(super) fn run(
         let left_out = series.advance();
         if left_out > 0 {
             let dumps = display::counted(left_out as u64, "dump is", "dumps are");
-            note!("A dump took longer than the interval: {dumps} skipped.");
+            note_folded!("A dump took longer than the interval: {dumps} skipped.");
         }
     }
     let fate = if series.has_ended() { "has ended" } else { "keeps running" };
     if !args.json {
         let (taken, kept) = (series.taken(), series.kept());
         let images = display::counted(taken, "image was", "images were");
-        say!("process {} {fate}; {images} made, {kept} kept", args.pid);
+        say_folded!(2, "process {} {fate}; {images} made, {kept} kept", args.pid);
     }
     Ok(ExitCode::SUCCESS)
 }

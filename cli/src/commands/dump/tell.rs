@@ -5,7 +5,7 @@ use gpucr_core::image::{Destination, Protocol};
 
 use super::about::fate;
 use super::args::{DumpArgs, ProtocolArg};
-use crate::commands::{note, say};
+use crate::commands::{note_folded, say_folded};
 use crate::display;
 
 /// Says what a dump did.
@@ -15,7 +15,8 @@ pub(super) fn tell(args: &DumpArgs, options: &Options, report: &Report) {
         Target::Image(Destination::Alone(_)) => String::new(),
         _ => format!(" ({} new)", display::bytes(report.new_bytes)),
     };
-    say!(
+    say_folded!(
+        2,
         "{}: {} of device memory, {} stored{shared}; stopped for {}, {} in all; process {} {fate}",
         report.image.display(),
         display::bytes(report.bulk_bytes),
@@ -28,10 +29,15 @@ pub(super) fn tell(args: &DumpArgs, options: &Options, report: &Report) {
     let through: Vec<_> =
         through.map(|process| format!("{} of process {}", process.launches, process.pid)).collect();
     if !through.is_empty() {
-        say!("launches let through so that all processes came to a halt: {}", through.join(", "));
+        say_folded!(
+            2,
+            "launches let through so that all processes came to a halt: {}",
+            through.join(", ")
+        );
     }
     for one in &report.interrupted {
-        say!(
+        say_folded!(
+            2,
             "interrupted {}: kernel {} of process {}, {}",
             one.level.place(),
             display::kernel(&one.kernel),
@@ -40,7 +46,8 @@ pub(super) fn tell(args: &DumpArgs, options: &Options, report: &Report) {
         );
     }
     if let Some(found) = &report.validation {
-        say!(
+        say_folded!(
+            2,
             "device memory: {} of {} copied while it ran, {} of them changed afterwards; {} copied while \
             it was stopped",
             report.precopied_chunks,
@@ -49,11 +56,12 @@ pub(super) fn tell(args: &DumpArgs, options: &Options, report: &Report) {
             found.recopied,
         );
         if let Some(line) = changes(&found.misspeculations) {
-            say!("{line}");
+            say_folded!(2, "{line}");
         }
     }
     if let Some(host) = &report.host {
-        say!(
+        say_folded!(
+            2,
             "host memory: {} copied while it ran, {} of that changed; while it was stopped {} were read and {} \
             could be skipped",
             display::bytes(host.ahead_bytes),
@@ -63,51 +71,54 @@ pub(super) fn tell(args: &DumpArgs, options: &Options, report: &Report) {
         );
     }
     if let Some(late) = &report.deferral {
-        say!(
+        say_folded!(
+            2,
             "saved after it continued: {}, for which {} waited {} in all",
             display::counted(late.chunks, "chunk", "chunks"),
             display::counted(late.blocked, "call", "calls"),
             display::time(late.blocked_ms),
         );
         if late.misspeculated > 0 {
-            say!(
+            say_folded!(
+                2,
                 "{} of them were written before they were saved, so the program was stopped again, and the image \
                 is of that moment",
                 late.misspeculated,
             );
         }
         if let Some(line) = changes(&late.misspeculations) {
-            say!("{line}");
+            say_folded!(2, "{line}");
         }
     }
     if report.unneeded_bytes > 0 {
-        say!(
+        say_folded!(
+            2,
             "not needed: {} of stored copies of memory that changed afterwards",
             display::bytes(report.unneeded_bytes),
         );
     }
     let asked_ahead = matches!(args.protocol, ProtocolArg::Recopy | ProtocolArg::Cow);
     if asked_ahead && report.protocol == Protocol::Stop {
-        note!(
+        note_folded!(
             "The memory could not be copied while the program ran: gpucr had no context of its own \
              on the device, or there was no memory to copy."
         );
     }
     if report.protocol == Protocol::Driver {
-        note!(
+        note_folded!(
             "The program was not started with `gpucr run`, so the driver copied its memory, \
              at a fraction of the speed."
         );
     }
     if report.private_bytes > 0 {
-        note!(
+        note_folded!(
             "The driver cannot share {} of device memory with another process, so its own checkpoint saved it, \
             at a fraction of the speed.",
             display::bytes(report.private_bytes),
         );
     }
     if report.copied == "inside" {
-        note!(
+        note_folded!(
             "The device has no room for a second context, so the program copied its memory \
              itself, which is slower."
         );

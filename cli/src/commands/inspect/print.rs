@@ -5,36 +5,40 @@ use std::collections::{BTreeMap, HashSet};
 use gpucr_core::kinds;
 
 use super::rows::{BlockRow, ProcessRow, Summary};
-use crate::commands::{LARGEST, say};
+use crate::commands::{LARGEST, say, say_folded};
 use crate::display;
 use crate::table::Table;
+
+/// The column at which what a line says begins, behind its label.
+const TEXT: usize = 11;
 
 /// Prints all of it, of blocks and files only the largest unless `all` is wanted.
 pub(super) fn print(summary: &Summary<'_>, all: bool) {
     say!("image      {}", summary.id);
-    for ancestor in summary.ancestors {
+    for ancestor in &summary.ancestors {
         say!("builds on  {}", ancestor.display());
     }
-    if let Some(store) = summary.store {
-        // An image says it from where it is itself.
-        let path = store.canonicalize();
-        say!("in store   {}", path.as_deref().unwrap_or(store).display());
+    if let Some(store) = &summary.store {
+        say!("in store   {}", store.display());
     }
-    say!(
+    say_folded!(
+        TEXT,
         "made       {} on {} by gpucr {}",
         summary.created,
         summary.hostname,
         summary.gpucr_version
     );
-    say!("kernel     {}", summary.kernel);
-    say!(
+    say_folded!(TEXT, "kernel     {}", summary.kernel);
+    say_folded!(
+        TEXT,
         "driver     {} (CUDA {}.{})",
         summary.driver.display(),
         summary.driver_version / 1000,
         summary.driver_version % 1000 / 10
     );
-    say!("criu       {} {}", summary.criu_version, summary.criu_options.join(" "));
-    say!(
+    say_folded!(TEXT, "criu       {} {}", summary.criu_version, summary.criu_options.join(" "));
+    say_folded!(
+        TEXT,
         "size       {} device memory + {} host side + {} libraries, stored in {} ({:.2} : 1)",
         display::bytes(summary.bulk_bytes),
         display::bytes(summary.host_bytes),
@@ -42,7 +46,8 @@ pub(super) fn print(summary: &Summary<'_>, all: bool) {
         display::bytes(summary.stored_bytes),
         summary.ratio
     );
-    say!(
+    say_folded!(
+        TEXT,
         "chunks     {}, {} of them of one repeated byte; {} stored in {}",
         summary.chunks.count,
         summary.chunks.constant,
@@ -50,7 +55,8 @@ pub(super) fn print(summary: &Summary<'_>, all: bool) {
         display::bytes(summary.chunks.stored_bytes)
     );
     if summary.unneeded_bytes > 0 {
-        say!(
+        say_folded!(
+            TEXT,
             "unneeded   {} of chunks that changed after they had been copied",
             display::bytes(summary.unneeded_bytes)
         );
@@ -61,7 +67,7 @@ pub(super) fn print(summary: &Summary<'_>, all: bool) {
     print_blocks(summary, all);
     print_files(summary, all);
     for file in summary.files.iter().filter(|file| all || file.open) {
-        say!("needs      {} with {} bytes", file.path.display(), file.size);
+        say_folded!(TEXT, "needs      {} with {} bytes", file.path.display(), file.size);
     }
     let hidden = summary.files.iter().filter(|file| !file.open).count();
     if !all && hidden > 0 {
@@ -82,7 +88,8 @@ pub(super) fn print(summary: &Summary<'_>, all: bool) {
             true => String::new(),
             false => format!(" of process {}", part.owner),
         };
-        say!(
+        say_folded!(
+            TEXT,
             "multicast  process {} has object {}{of}, of {} devices: {} of its blocks are bound",
             part.pid,
             part.object,
@@ -91,7 +98,8 @@ pub(super) fn print(summary: &Summary<'_>, all: bool) {
         );
     }
     for one in &summary.interrupted {
-        say!(
+        say_folded!(
+            TEXT,
             "interrupted {}: kernel {} of process {}, {}",
             one.level.place(),
             display::kernel(&one.kernel),
@@ -99,9 +107,9 @@ pub(super) fn print(summary: &Summary<'_>, all: bool) {
             one.standing()
         );
     }
-    say!("stopped    {} up to the commit", display::time(summary.stopped_ms));
+    say_folded!(TEXT, "stopped    {} up to the commit", display::time(summary.stopped_ms));
     for phase in summary.phases {
-        say!("phase      {:<11} {}", phase.name, display::time(phase.ms));
+        say_folded!(TEXT, "phase      {:<11} {}", phase.name, display::time(phase.ms));
     }
 }
 
@@ -120,8 +128,9 @@ fn print_tree(summary: &Summary<'_>) {
         }
     }
     while let Some((process, indent, branch)) = stack.pop() {
-        say!("{indent}{branch}{}", process_line(process));
-        let below = match branch {
+        let below = indent.chars().count() + branch.chars().count() + 2;
+        say_folded!(below, "{indent}{branch}{}", process_line(process));
+        let next = match branch {
             "" => indent,
             "├─ " => indent + "│  ",
             _ => indent + "   ",
@@ -129,11 +138,11 @@ fn print_tree(summary: &Summary<'_>) {
         let children = children.remove(&process.pid).unwrap_or_default();
         for (number, child) in children.iter().enumerate().rev() {
             let branch = if number + 1 == children.len() { "└─ " } else { "├─ " };
-            stack.push((child, below.clone(), branch));
+            stack.push((child, next.clone(), branch));
         }
     }
     for process in children.values().flatten() {
-        say!("  {}", process_line(process));
+        say_folded!(4, "  {}", process_line(process));
     }
 }
 
@@ -180,15 +189,7 @@ fn print_blocks(summary: &Summary<'_>, all: bool) {
     let shown = if all { blocks.len() } else { blocks.len().min(LARGEST) };
     say!("device memory");
     let mut table = Table::new(&[
-        ">PID",
-        ">BLOCK",
-        ">DEVICE",
-        ">ADDRESS",
-        ">SIZE",
-        ">STORED",
-        ">RATIO",
-        ">ALLOCATIONS",
-        "BY",
+        ">PID", ">BLOCK", ">DEV", ">ADDRESS", ">SIZE", ">STORED", ">RATIO", ">ALLOCS", "BY",
     ]);
     for (pid, block) in &blocks[..shown] {
         table.row(vec![
@@ -245,7 +246,10 @@ fn print_opened(summary: &Summary<'_>) {
     for ((pid, owner), (blocks, bytes)) in pairs {
         let s = if blocks == 1 { "" } else { "s" };
         let bytes = display::bytes(bytes);
-        say!("shared     process {pid} has {blocks} block{s} of process {owner} open, {bytes}");
+        say_folded!(
+            TEXT,
+            "shared     process {pid} has {blocks} block{s} of process {owner} open, {bytes}"
+        );
     }
 }
 

@@ -14,10 +14,10 @@ pub(super) struct Summary<'a> {
     /// `alone`, `incremental` or `stored`.
     pub(super) kind: &'static str,
     /// Where the ancestors of an incremental image were found, the parent first.
-    pub(super) ancestors: &'a [std::path::PathBuf],
+    pub(super) ancestors: Vec<PathBuf>,
     /// The store of a stored image.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) store: Option<&'a std::path::Path>,
+    pub(super) store: Option<PathBuf>,
     pub(super) created: String,
     pub(super) gpucr_version: &'a str,
     pub(super) hostname: &'a str,

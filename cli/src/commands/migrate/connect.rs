@@ -1,13 +1,16 @@
 //! How the two sides of a migration find each other.
 
+use std::convert::Infallible;
 use std::ffi::OsString;
+use std::io::{BufRead, BufReader, IsTerminal, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::Ordering;
+use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 use gpucr_core::migrate::Link;
@@ -15,7 +18,7 @@ use gpucr_wire::Connection;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::args::{MigrateArgs, To};
-use crate::commands::io_error;
+use crate::commands::{io_error, note};
 use crate::escape::shell_word;
 use crate::failure::{CliError, FAILED, USAGE};
 use crate::inherited;
@@ -23,6 +26,10 @@ use crate::signals::SignalPlan;
 
 /// ssh may have to ask for a password first.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// How long its last words may take once it has ended.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+/// Bytes of a line that it says; what is longer is shown as several.
+const LONGEST: u64 = 4096;
 
 /// How long the other side may take for its first word, besides the time for which it may be silent.
 pub(super) fn patience(args: &MigrateArgs) -> Duration {
@@ -51,34 +58,63 @@ pub(super) fn connect(
             (of_friend(socket.map_err(io_error(&what))?)?.into(), None)
         }
         (Some(To::Ssh { host, port, store }), _) => {
-            let (socket, child) = ssh(args, host, *port, store.as_deref())
+            let (socket, other) = ssh(args, host, *port, store.as_deref())
                 .map_err(io_error(&format!("cannot start {}", args.ssh.display())))?;
-            (socket.into(), Some(Other(child)))
+            (socket.into(), Some(other))
         }
         (None, fd) => (given(fd)?, None),
     };
     let mut link = link(socket, args.silence, signals)?;
-    if let Some(Other(child)) = &other {
-        link.set_helper(child.id());
+    if let Some(other) = &other {
+        link.set_helper(other.child.id());
     }
     Ok((link, other))
 }
 
 /// What connects the two sides: it is waited for, and ended if it does not end by itself.
-pub(super) struct Other(Child);
+pub(super) struct Other {
+    child: Child,
+    /// Hangs up when the child has nothing more to say.
+    said: Option<Receiver<Infallible>>,
+}
 
 impl Drop for Other {
     fn drop(&mut self) {
         // Its connection is closed by now.
-        for _ in 0..500 {
-            if !matches!(self.0.try_wait(), Ok(None)) {
-                return;
+        let has_ended = (0..500).any(|_| {
+            let has_ended = !matches!(self.child.try_wait(), Ok(None));
+            if !has_ended {
+                std::thread::sleep(Duration::from_millis(10));
             }
-            std::thread::sleep(Duration::from_millis(10));
+            has_ended
+        });
+        if !has_ended {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
         }
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        // Before an error of this command, which may speak of it. A process that ssh has left behind for later
+        // connections still has its standard error.
+        if let Some(said) = &self.said {
+            let _ = said.recv_timeout(LAST_WORDS);
+        }
     }
+}
+
+/// Passes on what a child says, line by line, so that it does not mix with a progress bar on the same terminal.
+fn pass_on(from: impl Read + Send + 'static) -> Receiver<Infallible> {
+    let (saying, said) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let _saying = saying;
+        let mut from = BufReader::new(from);
+        loop {
+            let mut line = Vec::new();
+            match from.by_ref().take(LONGEST).read_until(b'\n', &mut line) {
+                Ok(0) | Err(_) => return,
+                Ok(_) => note!("{}", String::from_utf8_lossy(&line).trim_end_matches(['\r', '\n'])),
+            }
+        }
+    });
+    said
 }
 
 /// Starts `gpucr receive` on another host.
@@ -87,7 +123,7 @@ fn ssh(
     host: &str,
     port: Option<u16>,
     store: Option<&str>,
-) -> std::io::Result<(UnixStream, Child)> {
+) -> std::io::Result<(UnixStream, Other)> {
     let silence = args.silence.as_secs_f64().to_string();
     let mut there = vec!["receive".to_owned(), "--stdio".into()];
     there.extend(["--silence".into(), silence]);
@@ -118,6 +154,10 @@ fn ssh(
     let (ours, theirs) = UnixStream::pair()?;
     let theirs = OwnedFd::from(theirs);
     command.stdin(theirs.try_clone()?).stdout(theirs);
+    // It asks for passwords on /dev/tty. What it says elsewhere than on a terminal goes there as it is.
+    if std::io::stderr().is_terminal() {
+        command.stderr(Stdio::piped());
+    }
     // Ctrl-C is for gpucr, which still has something to say to the other side then. OpenSSH leaves a signal that is
     // ignored ignored, and it ends with its standard input.
     // SAFETY: signal(2) is async-signal-safe.
@@ -129,8 +169,9 @@ fn ssh(
             Ok(())
         });
     }
-    let child = command.spawn()?;
-    Ok((ours, child))
+    let mut child = command.spawn()?;
+    let said = child.stderr.take().map(pass_on);
+    Ok((ours, Other { child, said }))
 }
 
 /// Waits at a socket of this name for the other side of a migration; nobody else can connect then.

@@ -6,7 +6,8 @@ use std::process::{ExitCode, ExitStatus};
 use rustix::process::WaitStatus;
 
 use super::args::RestoreArgs;
-use crate::commands::{Outcome, print_json, say};
+use crate::commands::{Outcome, print_json};
+use crate::say;
 
 /// How the program ended.
 #[derive(Clone, Copy, Default, serde::Serialize, serde::Deserialize)]
@@ -52,7 +53,8 @@ pub(super) fn started(args: &RestoreArgs, report: impl serde::Serialize, pid: u3
     if args.json {
         print_json(&Printed { report, end: End::default() })?;
     } else {
-        say!("{pid}");
+        // Whoever wants no summary wants this all the same: it is what the command prints.
+        say::text(&pid.to_string());
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use gpucr_core::restore::{OutputFiles, Outputs};
 
-use crate::commands::{io_error, note};
+use crate::commands::{io_error, note_folded};
 use crate::failure::CliError;
 
 /// Opens the files, each by `open`.
@@ -40,7 +40,9 @@ pub(crate) fn say_unread(unread: &[impl AsRef<str>], command: &str) {
     let streams: Vec<&str> = unread.iter().map(AsRef::as_ref).collect();
     let were = if streams.len() == 1 { "was a pipe, and goes" } else { "were pipes, and go" };
     let (options, streams) = (options(&streams), streams.join(" and "));
-    note!("The program's {streams} {were} to /dev/null now: to keep it, {command} with {options}.");
+    note_folded!(
+        "The program's {streams} {were} to /dev/null now: to keep it, {command} with {options}."
+    );
 }
 
 /// The options that name files for these outputs.

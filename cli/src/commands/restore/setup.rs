@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use gpucr_core::container;
 use gpucr_core::file_tree::FileTree;
+use gpucr_core::image::{Manifest, Stdio};
 use gpucr_core::network::NetworkNamespace;
 use gpucr_core::restore::{ChangedFile, FileFate, GoesOn, Moved, Options, OutputFiles, Report};
 use gpucr_core::sharing::Holder;
@@ -15,15 +16,16 @@ use serde_json::json;
 use super::args::RestoreArgs;
 use super::end::End;
 use super::{hold, outputs};
-use crate::commands::{io_error, key, note};
+use crate::commands::{io_error, key, note_folded};
 use crate::display;
 use crate::events::Events;
-use crate::failure::{CliError, FAILED};
+use crate::failure::{self, CliError, FAILED};
 use crate::inherited;
 use crate::metrics::{Metrics, Value};
 use crate::output;
 use crate::say::is_quiet;
 use crate::signals::SignalPlan;
+use crate::terminal::Kept;
 use crate::traces::{Done, Traces};
 
 /// What is said of a program that had a network namespace of its own, if none is named for it.
@@ -41,6 +43,28 @@ pub(super) fn settled_by_watchdog() -> String {
 pub(super) fn holder(args: &RestoreArgs) -> Result<Option<Holder>, CliError> {
     let failed = io_error("cannot start a process that holds shared memory");
     args.share.then(Holder::start).transpose().map_err(failed)
+}
+
+/// The program had a terminal, and a restore with these options has none to give to it; not if that is unknown.
+pub(super) fn lacks_terminal(args: &RestoreArgs) -> Option<CliError> {
+    let manifest = Manifest::read(&args.image).ok()?;
+    // Of its other processes one may have a terminal that the program itself has made, as script(1) does.
+    let mut streams = manifest.processes.first()?.stdio.iter();
+    let path = streams.find_map(|stream| match stream {
+        Stdio::Terminal { path, .. } => Some(path.display()),
+        _ => None,
+    })?;
+    let here = if args.new_pids {
+        "with --new-pids it would have none"
+    } else if args.root.is_some() {
+        "with --root it would have none"
+    } else if Kept::now().is_none() {
+        "this command has none"
+    } else {
+        return None;
+    };
+    let what = format!("the program had a terminal ({path}), and {here}");
+    Some(CliError::new(FAILED, what).help(failure::for_terminal()))
 }
 
 /// By whom the restore is held back, if it is.
@@ -189,14 +213,14 @@ pub(super) fn say_ended(args: &RestoreArgs, pid: u32, end: End, since: Instant) 
             (code, None) => format!("has ended with exit code {}", code.unwrap_or(1)),
         };
         let time = humantime::format_duration(Duration::from_secs(since.elapsed().as_secs()));
-        note!("process {pid} {how}, {time} after it resumed");
+        note_folded!("process {pid} {how}, {time} after it resumed");
     }
 }
 
 /// What a restore did, for who waits at a terminal for the program.
 pub(super) fn say_restored(args: &RestoreArgs, report: &Report) {
     if is_watched(args) {
-        note!(
+        note_folded!(
             "process {} resumed after {}, with {} of device memory; {} in all",
             report.pid,
             display::time(report.running_ms),
@@ -216,7 +240,7 @@ pub(super) fn say_unread(args: &RestoreArgs, report: &Report) {
 /// That the program has another network than it had.
 pub(super) fn say_network(report: &Report) {
     if report.left_network {
-        note!("{LEFT_NETWORK}");
+        note_folded!("{LEFT_NETWORK}");
     }
 }
 
@@ -231,17 +255,17 @@ pub(super) fn say_files(report: &Report) {
             FileFate::CutBack => "it was truncated",
             FileFate::PutBack => "it was put back from the image",
         };
-        note!("{path} had {then} at the dump and {now}: {done}.");
+        note_folded!("{path} had {then} at the dump and {now}: {done}.");
     }
 }
 
 /// The driver does not tell the program all that is other on another device, and the program may have asked before.
 pub(super) fn say_moved(report: &Report) {
     for Moved { name, old, new } in &report.moved {
-        note!("The program has moved from the {name} {old} to {new}.");
+        note_folded!("The program has moved from the {name} {old} to {new}.");
     }
     if !report.moved.is_empty() {
-        note!(
+        note_folded!(
             "What it has stored about a device (UUID, PCI bus id, NVML index) still describes the old one, and \
             the driver keeps reporting the old PCI bus id."
         );
