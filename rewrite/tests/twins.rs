@@ -2,6 +2,7 @@
 
 mod support;
 
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -17,6 +18,18 @@ fn twin(text: &str) -> String {
 /// Runs the kernel `k` and its twin, and compares what they have made of `words` words. The twin's blocks are run in parts
 /// which are drawn, and then with a flag that somebody raises at some moment.
 fn compare(text: &str, grid: [u32; 3], block: [u32; 3], words: usize, more: &[u64]) {
+    compare_in(0..4, text, grid, block, words, more);
+}
+
+/// In the first two rounds the parts are drawn, in the others there is the flag.
+fn compare_in(
+    rounds: Range<u32>,
+    text: &str,
+    grid: [u32; 3],
+    block: [u32; 3],
+    words: usize,
+    more: &[u64],
+) {
     let expected = Memory::new(words);
     let of = |memory: &Memory| [&[memory.address()], more].concat();
     launch(text, "k", &[&expected], grid, block, &of(&expected));
@@ -25,7 +38,7 @@ fn compare(text: &str, grid: [u32; 3], block: [u32; 3], words: usize, more: &[u6
     let control_words = (control::bytes(blocks) / 4) as usize;
     let first = (control::CLAIMS / 4) as usize;
     let mut random = Random(0x9e37_79b9_7f4a_7c15 ^ blocks);
-    for round in 0..4 {
+    for round in rounds {
         let (memory, control) = (Memory::new(words), Memory::new(control_words));
         let params = [of(&memory), vec![control.address()]].concat();
         let run = || launch(&twin, "k", &[&memory, &control], grid, block, &params);
@@ -141,6 +154,36 @@ fn the_last_block_does_what_the_last_block_does() {
 	ret;",
     );
     compare(&text, [200, 1, 1], [32, 1, 1], 8, &[]);
+}
+
+/// A scan in which each block waits for the sum of the one before, be that by tickets, which blocks draw as they begin, or
+/// by the numbers of blocks: these begin in their order, and so do those that are left.
+#[test]
+fn blocks_look_back() {
+    for (number, rounds) in
+        [("atom.global.add.u32 %r5, [%rd2], 1;", 0..4), ("mov.u32 %r5, %ctaid.x;", 2..4)]
+    {
+        let text = kernel(&format!(
+            "	mov.u32 %r4, %tid.x; setp.ne.u32 %p0, %r4, 0; @%p0 ret;
+	ld.param.u64 %rd2, [words];
+	{number}
+	mul.wide.u32 %rd3, %r5, 8; add.u64 %rd3, %rd3, %rd2;
+	mov.u32 %r6, 0;
+	setp.eq.u32 %p1, %r5, 0; @%p1 bra SUM;
+WAIT:
+	ld.volatile.global.u32 %r7, [%rd3];
+	setp.eq.u32 %p2, %r7, 0; @%p2 bra WAIT;
+	membar.gl;
+	ld.volatile.global.u32 %r6, [%rd3+4];
+SUM:
+	mad.lo.u32 %r6, %r5, 3, %r6; add.u32 %r6, %r6, 1;
+	st.volatile.global.u32 [%rd3+12], %r6;
+	membar.gl;
+	st.volatile.global.u32 [%rd3+8], 1;
+	ret;"
+        ));
+        compare_in(rounds, &text, [150, 1, 1], [32, 1, 1], 2 * 151 + 2, &[]);
+    }
 }
 
 #[test]
