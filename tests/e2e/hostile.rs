@@ -238,7 +238,8 @@ fn files_that_are_none_are_not_read() -> Result<()> {
     ensure!(Command::new("mkfifo").arg(lab.path("fifo")).status()?.success(), "mkfifo");
     for file in ["fifo", "/dev/zero"] {
         let import = lab.run(["import", file, "-o", "image"])?;
-        refused(&import, 1, &["not a regular file", "Nothing was changed", "import - <"])?;
+        let command = format!("gpucr import - -o image < {file}");
+        refused(&import, 1, &["not a regular file", "Nothing was changed", &command])?;
         let report = lab.run(["report", file, "-o", "page.html"])?;
         refused(&report, 1, &["not a regular file", "Nothing was written"])?;
     }
