@@ -95,6 +95,7 @@ pub(crate) unsafe fn reset() {
 fn run(listener: &UnixListener) {
     drain::tolerate_captures();
     let mut agent = Agent::new();
+    let mut has_table = false;
     loop {
         match listener.accept() {
             Ok((socket, _)) => {
@@ -104,8 +105,11 @@ fn run(listener: &UnixListener) {
                     continue;
                 }
                 let served = Served::new(&connection);
-                // Now, since a program that is stopped would wait for it later.
-                descriptors::make_table(listener);
+                // Now, since a program that is stopped would wait for it later. Not each time: the limit that is raised for
+                // a moment is the program's.
+                if !std::mem::replace(&mut has_table, true) {
+                    descriptors::make_table(listener);
+                }
                 // A mistake in here must not take the program along.
                 if catch_unwind(AssertUnwindSafe(|| serve::serve(&mut agent, connection))).is_err()
                 {
@@ -115,6 +119,8 @@ fn run(listener: &UnixListener) {
                 agent.connection_ended();
                 if std::mem::take(&mut agent.is_left_alone) {
                     signals::wait_to_be_woken();
+                    // It may have been restored meanwhile.
+                    has_table = false;
                 }
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
