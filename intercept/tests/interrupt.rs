@@ -314,6 +314,41 @@ fn go_on_inside(kernel: &str) {
     waiting.have_run(2);
 }
 
+/// So many launches of it had short blocks; whether the next one is interrupted between blocks.
+fn is_interrupted_between(kernel: &str, short: u64) -> bool {
+    let mut waiting = Waiting::start_with(kernel);
+    let stream = waiting.stream(NON_BLOCKING);
+    waiting.go();
+    for _ in 0..short {
+        waiting.launch(stream);
+        waiting.program.must("cuStreamSynchronize", &[stream]);
+    }
+    let before = waiting.stop();
+    waiting.launch(stream);
+    waiting.begun(before);
+    let (mut agent, _) = waiting.program.program.agent();
+    // Those that can be interrupted inside of their blocks end at once, or else as soon as they may.
+    if !halt(&mut agent, MOMENT, LONG).is_at_rest {
+        waiting.go();
+        assert!(halt(&mut agent, LONG, LONG).is_at_rest);
+    }
+    let is_between = interrupted(&mut agent).iter().any(|one| one.place == Place::Between {});
+    agent.must(&Request::OpenGate {});
+    waiting.go();
+    waiting.program.must("cuStreamSynchronize", &[stream]);
+    waiting.have_run(short + 1);
+    is_between
+}
+
+#[test]
+fn blocks_that_were_short_in_several_launches_are_not_interrupted_inside() {
+    for kernel in ["looping", "meeting"] {
+        assert!(!is_interrupted_between(kernel, 7), "{kernel}");
+        // On a busy machine short blocks may have taken long.
+        assert!((0..10).any(|_| is_interrupted_between(kernel, 8)), "{kernel}");
+    }
+}
+
 /// So many threads that the time is up before all are over: some are saved, and some have not begun.
 #[test]
 fn who_is_given_up_in_its_loops_goes_on_all_the_same() {

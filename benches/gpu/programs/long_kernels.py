@@ -14,6 +14,8 @@ import time
 
 HOME = pathlib.Path(__file__).resolve().parents[3]
 PROGRAMS = HOME / "softcuda" / "tests" / "programs" / "programs.ptx"
+# After so many launches it is settled where a kernel is interrupted.
+WARM_UP = 9
 ATTENTION = HOME / "rewrite" / "benches" / "attention.ptx"
 LOOP = """.version 8.0
 .target sm_80
@@ -213,12 +215,12 @@ def cost(device, args):
     for name, text, grid, block, params in kernels:
         function = device.kernel(text, name)
         times = []
-        for _ in range(args.rounds + 1):
+        for _ in range(args.rounds + WARM_UP):
             began = time.monotonic()
             device.launch(function, grid, block, *params)
             device.synchronize()
             times.append((time.monotonic() - began) * 1000)
-        say("cost", f"{name}/{grid}", f"{statistics.median(times[1:]):.3f}")
+        say("cost", f"{name}/{grid}", f"{statistics.median(times[WARM_UP:]):.3f}")
 
 
 def main():

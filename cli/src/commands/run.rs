@@ -68,8 +68,8 @@ pub(crate) struct RunArgs {
     /// waits up to a second for it to end
     #[arg(long, value_name = "KERNELS", value_delimiter = ',')]
     pub(crate) interruptible: Vec<String>,
-    /// Where to interrupt them. Kernels found by `auto` are interrupted between blocks, whatever the level, if their
-    /// blocks take less than 75 ms
+    /// Where to interrupt them. Kernels whose blocks took less than 75 ms in their last launches are interrupted between
+    /// blocks, whatever the level
     #[arg(long, value_name = "LEVEL", value_enum, default_value_t = LevelArg::Block, requires = "interruptible")]
     pub(crate) interrupt_level: LevelArg,
     /// The program and its arguments

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use super::layout::{Layout, Shape};
 use super::lengths::{Grid, Length};
+use super::recent::Class;
 use super::twins::{self, Entry, Relaxed, Twin};
 use crate::abi::real;
 use crate::abi::types::{Code, ERROR_NOT_READY, SUCCESS};
@@ -66,14 +67,24 @@ pub(super) struct Instance {
     /// Recorded behind the launch.
     pub(super) event: u64,
     pub(super) state: State,
-    /// If it depends on that whether the kernel may be interrupted.
-    pub(super) length: Option<(Arc<Length>, Grid)>,
+    pub(super) watched: Watched,
     /// So many of its blocks were done when it was looked at last.
     pub(super) done: u64,
     /// How often it was interrupted since a block of it came to its end.
     pub(super) in_vain: u32,
     /// When it was launched.
     pub(super) since: Instant,
+}
+
+/// What is to be noted of an instance when it is over.
+#[derive(Clone)]
+pub(super) enum Watched {
+    /// Nothing.
+    No,
+    /// How long it took: it depends on that whether the kernel may be interrupted.
+    Length(Arc<Length>, Grid),
+    /// How long its blocks took: it depends on that where the kernel is interrupted.
+    Blocks(Class, Grid),
 }
 
 /// Where an instance stands.
@@ -156,10 +167,29 @@ impl Table {
         let over = |one: &&Instance| one.state == State::Running && is_over(one.event);
         let over: Vec<Instance> = self.instances.iter().filter(over).cloned().collect();
         for one in over {
-            if let Some((length, grid)) = &one.length {
-                length.observed(one.since.elapsed(), *grid);
-            }
+            one.is_over();
             self.end(one.number);
+        }
+    }
+}
+
+impl Instance {
+    /// Notes how long it took.
+    fn is_over(&self) {
+        let time = self.since.elapsed();
+        match &self.watched {
+            Watched::No => {}
+            Watched::Length(length, grid) => length.observed(time, *grid),
+            Watched::Blocks(class, grid) => {
+                self.twin.recent.observed(*class, grid.time_of_a_round(time));
+            }
+        }
+    }
+
+    /// Nobody will see when it is over.
+    fn is_released(&self) {
+        if let Watched::Blocks(class, _) = self.watched {
+            self.twin.recent.unknown(class);
         }
     }
 }
@@ -206,6 +236,7 @@ pub(crate) fn hold(stream: Option<u64>, patience: Patience) {
             };
             let is_running = instance.state == State::Running;
             if is_running && !is_patient && begin.elapsed() >= HOLD {
+                instance.is_released();
                 twins::note(&instance.twin.kernel.name, "more was queued behind it");
                 table.end(number);
                 return table.in_the_way(stream).is_some();
@@ -270,6 +301,10 @@ pub(crate) fn truthful(call: impl Fn() -> Code) -> Code {
         }
         let _uncancelled = cancel::not_now();
         let begin = Instant::now();
+        // How long they took is known best now.
+        if gate::is_holding() {
+            with(Table::settle);
+        }
         let is_interrupted = |one: &Instance| one.state == State::Interrupted;
         while with(|table| table.instances.iter().any(is_interrupted)) {
             gate::aside(|| pause(begin));

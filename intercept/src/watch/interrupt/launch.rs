@@ -5,9 +5,10 @@ use std::time::{Duration, Instant};
 
 use gpucr_rewrite::control;
 
-use super::instances::{Control, HOLD, Instance, LEGACY, Launching, State, with};
+use super::instances::{Control, HOLD, Instance, LEGACY, Launching, State, Watched, with};
 use super::layout::{Layout, Shape};
 use super::lengths::{self, Grid, Length, Next};
+use super::recent::Class;
 use super::repeat::Repeat;
 use super::twins::{self, Entry, Found, Inside, Relaxed, Twin};
 use crate::abi::real::{self, check};
@@ -121,7 +122,17 @@ fn with_twin(launch: &Launch, stream: u64) -> Option<Code> {
             false
         }
     };
-    let between = found.length.as_ref().is_some_and(|length| length.has_short_blocks());
+    let (watched, between) = match &found.length {
+        Some(length) => {
+            let between = length.has_short_blocks();
+            (Watched::Length(length.clone(), grid()), between)
+        }
+        None if twin.inside.is_some() || twin.aborted.is_some() => {
+            let class = Class::of(&twin.kernel, &form, &arguments);
+            (Watched::Blocks(class, grid()), twin.recent.has_short_blocks(class))
+        }
+        None => (Watched::No, false),
+    };
     let chosen = choose(&twin, shape, between, admits, layout, may_repeat, prepare);
     let Chosen { entry, layout, control, event } = match chosen {
         Ok(chosen) => chosen,
@@ -147,7 +158,7 @@ fn with_twin(launch: &Launch, stream: u64) -> Option<Code> {
         shape,
         event,
         state: State::Running,
-        length: found.length.clone().map(|length| (length, grid())),
+        watched,
         done: 0,
         in_vain: 0,
         since: Instant::now(),

@@ -21,7 +21,7 @@ use crate::watch::own;
 /// A kernel that takes so long can be interrupted.
 const LONG: Duration = Duration::from_millis(20);
 /// A dump may wait so long for blocks to end.
-const SOON: Duration = Duration::from_millis(75);
+pub(super) const SOON: Duration = Duration::from_millis(75);
 /// On an H200, blocks of a twin begin every 5 ns at best, since each writes to the control block. If those of the kernel
 /// itself come in less than this time, nanoseconds, a twin might take longer.
 const TINY: u128 = 20;
@@ -260,7 +260,7 @@ impl Grid {
     }
 
     /// How long a round takes if all take this time.
-    fn time_of_a_round(self, time: Duration) -> Duration {
+    pub(super) fn time_of_a_round(self, time: Duration) -> Duration {
         time / u32::try_from(self.rounds.max(1)).unwrap_or(u32::MAX)
     }
 }

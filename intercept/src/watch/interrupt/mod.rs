@@ -15,6 +15,7 @@ mod instances;
 mod launch;
 mod layout;
 mod lengths;
+mod recent;
 mod repeat;
 mod resume;
 mod settings;

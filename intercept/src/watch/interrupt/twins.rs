@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use gpucr_rewrite::{How, alone, rewrite_with};
 
 use super::lengths::{self, Length};
+use super::recent::Recent;
 use super::repeat::{self, Repeat};
 use super::settings::{insides, is_auto, is_named};
 pub(super) use crate::abi::real::Relaxed;
@@ -50,6 +51,7 @@ pub(super) struct Twin {
     pub(super) inside: Option<(Entry, Inside)>,
     /// The one that is aborted and begun again, if a launch may be.
     pub(super) aborted: Option<(Entry, Repeat)>,
+    pub(super) recent: Recent,
 }
 
 /// What was made of a kernel's text.
@@ -243,7 +245,8 @@ fn make(kernel: Arc<kernels::Kernel>, (module, twins): Loaded) -> Result<Twin, S
     if let Err(why) = &inside {
         log!("`{}` is not interrupted inside of its blocks: {why}", kernel.name);
     }
-    Ok(Twin { kernel, between, inside: inside.ok(), aborted: aborted.ok() })
+    let (inside, aborted) = (inside.ok(), aborted.ok());
+    Ok(Twin { kernel, between, inside, aborted, recent: Recent::default() })
 }
 
 /// The name of the twin that is aborted, and for which launches that is right; or why it never is.
