@@ -419,17 +419,3 @@ fn all_memory_goes_ahead(expected: &[String]) -> Result<bool> {
     ends_well(&mut program, expected)?;
     Ok(ahead == all)
 }
-
-/// Also one of several processes, one with threads, and one with memory of its own making.
-#[test]
-fn programs_of_other_kinds_go_too() -> Result<()> {
-    for workload in ["launcher", "threads", "vmm"] {
-        let expected = undisturbed(workload, &ARGS[..2])?;
-        let lab = Lab::new();
-        let mut program = lab.at_work(workload, &ARGS)?;
-        let sides = Pair::new(&lab, &program)?.run(&mut program)?;
-        sides.reports().with_context(|| workload.to_owned())?;
-        ends_well(&mut program, &expected).with_context(|| workload.to_owned())?;
-    }
-    Ok(())
-}
