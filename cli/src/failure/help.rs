@@ -14,7 +14,7 @@ use gpucr_core::library::LibraryError;
 use gpucr_core::limits::TooFewDescriptors;
 use gpucr_core::migrate::LinkError;
 use gpucr_core::namespace::EntryError;
-use gpucr_core::process::held::IO_URING;
+use gpucr_core::process::held::{IO_URING, SYSTEM_V};
 use gpucr_core::process::{AgentError, TreeError};
 use gpucr_core::store::StoreError;
 use gpucr_core::transfer::TarError;
@@ -30,6 +30,10 @@ const DAMAGED: &str = "`gpucr verify` lists everything that is damaged, and what
 const WITHOUT_TERMINAL: &str = "the program has opened /dev/tty itself, for example to ask for a password or to \
 draw a progress bar: have it close that, or start it without a controlling terminal: setsid gpucr run -- COMMAND";
 
+/// What to do about a program that uses System V shared memory.
+const WITHOUT_SEGMENTS: &str = "CRIU saves System V shared memory only with a whole IPC namespace: start the program in one \
+                                of its own (unshare --ipc gpucr run -- COMMAND), or have it use POSIX shared memory \
+                                (shm_open)";
 /// What to do about a program that uses io_uring. (libuv's `UV_USE_IO_URING=0` does not keep it from that since its 1.50.)
 const WITHOUT_IO_URING: &str = "CRIU cannot save it: have the program use none. Libraries such as libuv (Node.js, uvloop) \
 work without it if the kernel refuses it, which it then does to all programs of the host: sysctl \
@@ -216,6 +220,7 @@ fn about_program(error: &Error) -> Help {
         Error::NoLoopback { of: None } => "bring it up: ip -n NAME link set lo up",
         Error::UnnamedTerminal { .. } => WITHOUT_TERMINAL,
         Error::Held { what, .. } if what == IO_URING => WITHOUT_IO_URING,
+        Error::Held { what, .. } if what.starts_with(SYSTEM_V) => WITHOUT_SEGMENTS,
         Error::Held { options: [], .. } => "CRIU cannot save it: have the program close it first",
         Error::Held { options, .. } => {
             return Some(format!("dump it with {}", options.join(" or ")).into());
@@ -445,10 +450,7 @@ fn about_hint(hint: Hint) -> Cow<'static, str> {
         Hint::NoLoopback => {
             "bring up the loopback device of the network namespace: ip link set lo up"
         }
-        Hint::SharedSegment => {
-            "CRIU saves System V shared memory only with a whole IPC namespace: start the program in one of its own \
-             (unshare --ipc gpucr run -- COMMAND), or have it use POSIX shared memory (shm_open)"
-        }
+        Hint::SharedSegment => WITHOUT_SEGMENTS,
         Hint::ExtUnixSk => {
             "--ext-unix-sk makes CRIU save datagram sockets that are connected to processes outside, such as \
             those of syslog; a connection between Unix sockets has to be closed first (`gpucr dump --dry-run` names it)"

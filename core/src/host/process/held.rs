@@ -22,14 +22,20 @@ const RDMA: &str = "the RDMA device";
 /// Their major number: `IB_DEV_MAJOR` of Linux' `drivers/infiniband/core`.
 const RDMA_MAJOR: u32 = 231;
 
+/// How a segment of System V shared memory is called in `/proc/PID/maps`, before its key.
+const SEGMENT: &str = "/SYSV";
+/// And here.
+pub const SYSTEM_V: &str = "System V shared memory";
+
 /// What an io_uring is called.
 pub const IO_URING: &str = "an io_uring";
+const IO_URING_LINK: &str = "anon_inode:[io_uring]";
 /// What CRIU saves of no process, as `/proc` calls it, and how it is called here. Of what `/proc` calls `anon_inode:…`
 /// CRIU 4.2 saves eventfd, epoll, inotify, fanotify, signalfd, timerfd, pidfd and, if it was built so, maps of BPF
 /// (`dump_one_file` in its `criu/files.c`). What is in neither list is left to CRIU: the driver's checkpoint may close
 /// it.
 const UNSAVED: [(&str, &str); 4] = [
-    ("anon_inode:[io_uring]", IO_URING),
+    (IO_URING_LINK, IO_URING),
     ("anon_inode:[perf_event]", "a perf event"),
     ("anon_inode:[userfaultfd]", "a userfaultfd"),
     ("anon_inode:bpf-prog", "a BPF program"),
@@ -70,6 +76,10 @@ pub fn of(tree: &Tree) -> Holdings {
     let who = |is_it: fn(&Path) -> bool| {
         open.iter().find(|(_, open)| open.iter().any(|one| is_it(&one.target))).map(|(pid, _)| *pid)
     };
+    // CRIU saves segments with the whole IPC namespace, if the tree has one that is not CRIU's own.
+    let namespace = |process: &Path| std::fs::read_link(process.join("ns/ipc")).ok();
+    let saves_segments =
+        namespace(&directory(tree.root().pid)) != namespace(Path::new("/proc/self"));
     let named = who(|path| path.starts_with("/dev/pts") || path == Path::new("/dev/console"));
     all.unnamed_terminal = who(|path| path == Path::new("/dev/tty")).filter(|_| named.is_none());
     for (pid, open) in &open {
@@ -78,7 +88,8 @@ pub fn of(tree: &Tree) -> Holdings {
             // Once, though relatives have the same thing open. What has no name of its own is another one in each.
             let is_unsaved = UNSAVED.iter().any(|(_, name)| what == *name);
             if said.insert((what.clone(), is_unsaved.then_some(*pid))) {
-                let is_lost = what.starts_with(STREAM) || what.starts_with(RDMA) || is_unsaved;
+                let is_lost = what.starts_with(STREAM) || what.starts_with(RDMA);
+                let is_lost = is_lost || what.starts_with(SYSTEM_V) || is_unsaved;
                 all.held.push(Held { pid: *pid, what, options, is_lost });
             }
         };
@@ -105,8 +116,24 @@ pub fn of(tree: &Tree) -> Holdings {
         for one in open {
             of_file(one, &mut add);
         }
+        for mapped in mapped(*pid, saves_segments) {
+            add(mapped, &[]);
+        }
     }
     all
+}
+
+/// What is mapped that is not saved, though no descriptor of it may be open.
+fn mapped(pid: u32, saves_segments: bool) -> Vec<String> {
+    let maps = std::fs::read_to_string(directory(pid).join("maps")).unwrap_or_default();
+    // Behind address, permissions, offset, device and inode.
+    let names = maps.lines().filter_map(|line| line.split_ascii_whitespace().nth(5));
+    names
+        .filter_map(|name| match name.strip_prefix(SEGMENT) {
+            Some(key) => (!saves_segments).then(|| format!("{SYSTEM_V} with the key 0x{key}")),
+            None => (name == IO_URING_LINK).then(|| IO_URING.to_owned()),
+        })
+        .collect()
 }
 
 /// A descriptor.
@@ -242,9 +269,41 @@ mod tests {
         let held = found();
         assert_eq!(has(&held, "a userfaultfd"), uffd.is_some(), "{held:?}");
         assert_eq!(has(&held, IO_URING), ring.is_some(), "{held:?}");
-        if uffd.is_none() || ring.is_none() {
+        let Some(ring) = ring.filter(|_| uffd.is_some()) else {
             crate::skip::skip("no userfaultfd or io_uring here");
-        }
+            return;
+        };
+        // Mapped alone: IORING_OFF_SQ_RING is 0.
+        const PAGE: usize = 4096;
+        let (access, flags) = (libc::PROT_READ, libc::MAP_SHARED);
+        let fd = std::os::fd::AsRawFd::as_raw_fd(&ring);
+        // SAFETY: a new mapping, wherever the kernel puts it.
+        let mapped = unsafe { libc::mmap(std::ptr::null_mut(), PAGE, access, flags, fd, 0) };
+        assert_ne!(mapped, libc::MAP_FAILED);
+        drop(ring);
+        assert!(has(&found(), IO_URING), "{:?}", found());
+        // SAFETY: nobody uses it.
+        assert_eq!(unsafe { libc::munmap(mapped, PAGE) }, 0);
+        assert!(!has(&found(), IO_URING), "{:?}", found());
+    }
+
+    #[test]
+    fn segments_are_found_unless_the_namespace_is_saved() {
+        // SAFETY: a new segment of one page, which goes when it is detached.
+        let segment = unsafe {
+            let id = libc::shmget(libc::IPC_PRIVATE, 4096, libc::IPC_CREAT | 0o600);
+            assert!(id >= 0, "{}", std::io::Error::last_os_error());
+            let segment = libc::shmat(id, std::ptr::null(), 0);
+            assert_eq!(libc::shmctl(id, libc::IPC_RMID, std::ptr::null_mut()), 0);
+            segment
+        };
+        let own = std::process::id();
+        assert_eq!(mapped(own, false), ["System V shared memory with the key 0x00000000"]);
+        assert!(mapped(own, true).is_empty());
+        let held = of(&Tree::read(own).expect("it lives")).held;
+        assert!(held.iter().any(|h| h.what.starts_with(SYSTEM_V) && h.is_lost), "{held:?}");
+        // SAFETY: attached above, and not used.
+        assert_eq!(unsafe { libc::shmdt(segment) }, 0);
     }
 
     /// What the kernel has made, if it has.
