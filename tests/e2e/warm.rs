@@ -259,6 +259,56 @@ fn memory_is_loaded_from_inside() -> Result<()> {
     Ok(())
 }
 
+/// A restore whose holder stands still when it has made room, and what the restore has told. It is let go on when the
+/// restore has told of a phase of this name.
+fn held_up_until(phase: &str, args: &[&str]) -> Result<(Value, Vec<Value>)> {
+    let expected = undisturbed("sgd", &ARGS[..2])?;
+    let lab = Lab::new();
+    let program = dumped(&lab)?;
+    let go_on = lab.path("go-on");
+    let file = go_on.to_str().context("a path")?;
+    let fault = [("GPUCR_FAULT", "hold:holder"), ("GPUCR_FAULT_FILE", file)];
+    let (_holder, _) = warm_with(&lab, &["image"], &fault)?;
+    let mut command = restore(&lab, &[&["--events", "events"], args].concat(), "image");
+    let started = Started::spawn(command.stdout(Stdio::piped()).stderr(Stdio::piped()))?;
+    let is_told = |event: &Value| event["phase"] == phase;
+    until(phase, || lab.events("events").is_ok_and(|told| told.iter().any(is_told)))?;
+    std::fs::write(&go_on, "")?;
+    let output = started.wait_with_output()?;
+    ensure!(output.status.success(), "{}", show(&output));
+    ensure!(program.series() == expected, "differs:\n{}", program.output());
+    Ok((serde_json::from_slice(&output.stdout)?, lab.events("events")?))
+}
+
+#[test]
+fn contexts_are_restored_while_the_holder_loads() -> Result<()> {
+    let (report, told) = held_up_until("attach", &[])?;
+    ensure!(report["by_holder"] == true && report["copied"] == "outside", "{report} {told:?}");
+    Ok(())
+}
+
+/// What is called before the processes run finds the memory loaded.
+#[test]
+fn whoever_is_called_before_the_processes_run_is_called_when_all_is_loaded() -> Result<()> {
+    let (report, told) = held_up_until("criu", &["--exec-before-resume", "test -e go-on"])?;
+    ensure!(report["by_holder"] == true, "{report} {told:?}");
+    Ok(())
+}
+
+/// The processes run then, and have their contexts: they load by themselves.
+#[test]
+fn a_holder_that_fails_when_it_has_made_room_is_done_without() -> Result<()> {
+    let expected = undisturbed("sgd", &ARGS[..2])?;
+    for fault in ["fail:holder", "kill:holder"] {
+        let lab = Lab::new();
+        let program = dumped(&lab)?;
+        let (_holder, _) = warm_with(&lab, &["image"], &[("GPUCR_FAULT", fault)])?;
+        let report = reported(&lab, &[], "image", &program, &expected).context(fault)?;
+        ensure!(report["by_holder"] == false && report["copied"] == "inside", "{report}");
+    }
+    Ok(())
+}
+
 #[test]
 fn an_interrupt_ends_the_reading() -> Result<()> {
     let lab = Lab::new();

@@ -38,7 +38,7 @@ pub(crate) fn is_asked(kind: &str, name: &str) -> bool {
 /// each process has been detached, `validated`, the one at which hashing all memory has ended, while programs are being
 /// detached with `recopy`, `left-memory`, the one at which memory that CRIU has left in frozen processes is about to be
 /// read (a failure there has CRIU asked to write it), `host-memory`, the one at which the host memory of restored
-/// processes is in its place, `greeted`, the one at which their agents have answered, `attached`, those at which one of
+/// processes is in its place, `holder`, the one at which the holder of a warm image has made room for its memory, `greeted`, the one at which their agents have answered, `attached`, those at which one of
 /// them has its device memory, `passed`, the one after which signals are the program's, of a migration `suspended` and `decided`, the moments before and after its decision, and
 /// `completed`, the one at which the destination has an image, `deferred`, those at which a chunk has been stored while the
 /// program runs again, and `left-alone`, the one at which a watchdog has found that its gpucr has died (both only `pause`

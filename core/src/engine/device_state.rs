@@ -68,6 +68,7 @@ pub(crate) trait DeviceState: Send + Sync {
     fn resume(&self, pid: u32, devices: &[DevicePair]) -> Result<(), StateError> {
         if self.state(pid)? == ProcessState::Checkpointed {
             self.restore(pid, devices)?;
+            tracing::debug!(pid, "the driver has restored its device state");
         }
         if self.state(pid)? == ProcessState::Locked {
             self.unlock(pid)?;

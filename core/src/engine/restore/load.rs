@@ -12,6 +12,7 @@ use super::preflight::{self, Opened};
 use super::source::Source;
 use crate::base::progress::Progress;
 use crate::base::stop::Stop;
+use crate::base::threads;
 use crate::cuda::HostDriver;
 use crate::engine::error::Error;
 
@@ -48,8 +49,7 @@ impl Load {
                 let moves = opened.is_some();
                 let open = || preflight::open(&image, &library, &at_hand.drivers, &[]);
                 let opening = (!moves).then(|| scope.spawn(open));
-                let loading =
-                    Loading::new(&image, &flag, progress.as_ref(), opening, opened, given);
+                let loading = Loading::new(&image, &flag, &progress, opening, opened, given);
                 let arrival = choose::prepare(arrival, &loading)?;
                 let (opened, by, reserve) = loading.done()?;
                 Ok(Done { opened, arrival, by, reserve })
@@ -64,7 +64,7 @@ impl Load {
     /// Host or image are not as they have to be; `stop` was set.
     pub(super) fn finish(&mut self) -> Result<Done, Error> {
         let thread = self.thread.take().expect("CRIU asks once");
-        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        threads::ended(thread)
     }
 
     /// Ends it early, since CRIU has failed. Says why it could not have ended well, if that is known: a host
@@ -72,8 +72,7 @@ impl Load {
     pub(super) fn give_up(&mut self) -> Option<Error> {
         let thread = self.thread.take()?;
         self.stop.fail();
-        let ended = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        ended.err().filter(|error| !matches!(error, Error::Interrupted))
+        threads::ended(thread).err().filter(|error| !matches!(error, Error::Interrupted))
     }
 }
 

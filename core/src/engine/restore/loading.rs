@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::thread::ScopedJoinHandle;
 
 use super::bulk::{self, Loaded, Reserve};
@@ -9,6 +10,7 @@ use super::devices::Placement;
 use super::given::Given;
 use super::preflight::Opened;
 use super::source::Source;
+use super::under_way::UnderWay;
 use crate::base::progress::Progress;
 use crate::base::stop::Stop;
 use crate::engine::error::Error;
@@ -29,11 +31,13 @@ pub(super) enum LoadedBy {
 /// the devices open; or else this process, as soon as
 /// it has opened the driver.
 pub(super) struct Loading<'a, 'scope> {
-    pub(super) image: &'a Source,
+    pub(super) image: &'a Arc<Source>,
     pub(super) stop: &'a Stop,
-    pub(super) progress: &'a dyn Progress,
+    pub(super) progress: &'a Arc<dyn Progress>,
     /// Whether devices take the place of others.
     moves: bool,
+    /// Whether there may be a holder that loads. None has other devices open than the image's.
+    has_holder: Cell<bool>,
     opening: Cell<Option<Opening<'scope>>>,
     opened: OnceCell<Opened>,
     by: Cell<LoadedBy>,
@@ -47,9 +51,9 @@ type Opening<'scope> = ScopedJoinHandle<'scope, Result<Opened, Error>>;
 impl<'a, 'scope> Loading<'a, 'scope> {
     /// Where devices take the place of others the driver is `opened` already; else a thread is `opening` it.
     pub(super) fn new(
-        image: &'a Source,
+        image: &'a Arc<Source>,
         stop: &'a Stop,
-        progress: &'a dyn Progress,
+        progress: &'a Arc<dyn Progress>,
         opening: Option<Opening<'scope>>,
         opened: Option<Opened>,
         given: Option<Given>,
@@ -59,6 +63,7 @@ impl<'a, 'scope> Loading<'a, 'scope> {
             stop,
             progress,
             moves: opened.is_some(),
+            has_holder: Cell::new(opened.is_none()),
             opening: Cell::new(opening),
             opened: opened.map_or_else(OnceCell::new, OnceCell::from),
             by: Cell::new(LoadedBy::Own),
@@ -94,10 +99,9 @@ impl<'a, 'scope> Loading<'a, 'scope> {
             self.keep(reserve);
             return Ok(Some(fds));
         }
-        // A holder has no other devices open than the image's.
-        if !self.moves
+        if self.has_holder.get()
             && !wanted.is_empty()
-            && let Some(fds) = self.image.load(wanted, self.stop, self.progress)
+            && let Some(fds) = self.image.load(wanted, self.stop, self.progress.as_ref(), &|| {})
         {
             self.by.set(LoadedBy::Holder);
             return Ok(Some(fds));
@@ -105,11 +109,26 @@ impl<'a, 'scope> Loading<'a, 'scope> {
         let Opened { driver, placement } = self.opened()?;
         let all = self.image.manifest().blocks();
         let blocks: Vec<&Block> = wanted.iter().map(|place| all[*place]).collect();
-        let loaded = bulk::load(driver, &blocks, self.image, placement, self.stop, self.progress)?;
+        let progress = self.progress.as_ref();
+        let loaded = bulk::load(driver, &blocks, self.image, placement, self.stop, progress)?;
         Ok(loaded.map(|(fds, reserve)| {
             self.keep(reserve);
             fds
         }))
+    }
+
+    /// Has a holder load all blocks, and waits until the devices are known to have room for them, and for the programs'
+    /// contexts besides. `None` if no holder does.
+    pub(super) fn by_holder(&self) -> Option<UnderWay> {
+        let all: Vec<usize> = (0..self.image.manifest().blocks().len()).collect();
+        if !self.has_holder.get() || self.given.is_some() || all.is_empty() {
+            return None;
+        }
+        let under_way = UnderWay::start(self.image, all, self.stop, self.progress);
+        self.has_holder.set(under_way.is_some());
+        let under_way = under_way?;
+        self.by.set(LoadedBy::Holder);
+        Some(under_way)
     }
 
     /// Called once: a second load of some of the blocks finds its part taken.

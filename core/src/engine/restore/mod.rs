@@ -34,6 +34,7 @@ mod source;
 mod source_tests;
 pub(super) mod stdio;
 mod supervisor;
+mod under_way;
 mod unshared;
 mod watch;
 

@@ -285,7 +285,11 @@ impl<'i> There<'i> {
             let stop = Some(&task.options.stop);
             let (resumed, answer) = std::thread::scope(|scope| {
                 // Meanwhile: the agent makes itself ready for the memory when it is greeted.
-                let greet = || Agent::connect_restored(process, FIRST_ANSWER, stop);
+                let greet = || {
+                    let agent = Agent::connect_restored(process, FIRST_ANSWER, stop);
+                    tracing::debug!(pid, "the agent was greeted");
+                    agent
+                };
                 let greeting = has_agent.then(|| scope.spawn(greet));
                 let resumed = device_state.resume(pid, &opened.placement.pairs);
                 (resumed, greeting.map(joined))

@@ -45,10 +45,16 @@ pub(super) trait ImageSource: ChunkSource + Send {
     /// The size of a file cannot be read.
     fn host_memory(&self, pages: &[&FileEntry], others: &[&FileEntry]) -> Result<u64, Error>;
 
-    /// Has the holder of the image load blocks, given by their places among the manifest's. `None` if no
-    /// holder does.
-    fn load(&self, blocks: &[usize], stop: &Stop, progress: &dyn Progress) -> Option<Vec<OwnedFd>> {
-        let _ = (blocks, stop, progress);
+    /// Has the holder of the image load blocks, given by their places among the manifest's. Calls `room` once if there
+    /// is room for them, and for a program's contexts besides. `None` if no holder does.
+    fn load(
+        &self,
+        blocks: &[usize],
+        stop: &Stop,
+        progress: &dyn Progress,
+        room: &dyn Fn(),
+    ) -> Option<Vec<OwnedFd>> {
+        let _ = (blocks, stop, progress, room);
         None
     }
 
@@ -223,8 +229,14 @@ impl ImageSource for WarmImage {
         pages.iter().map(|file| self.copy.criu_file_size(&file.name)).sum()
     }
 
-    fn load(&self, blocks: &[usize], stop: &Stop, progress: &dyn Progress) -> Option<Vec<OwnedFd>> {
-        Self::load(self, blocks, stop, progress)
+    fn load(
+        &self,
+        blocks: &[usize],
+        stop: &Stop,
+        progress: &dyn Progress,
+        room: &dyn Fn(),
+    ) -> Option<Vec<OwnedFd>> {
+        Self::load(self, blocks, stop, progress, room)
     }
 
     fn carried(&self, number: usize) -> Result<Vec<u8>, Error> {

@@ -28,7 +28,7 @@ use crate::image::{ImageReader, Manifest, Part, Piece};
 use crate::store::{ChunkId, ChunkSource, Encoding, Filled, MAX_CHUNK, StoreError};
 
 /// Version of all this, and of the conversation with a holder.
-pub(super) const VERSION: u32 = 2;
+pub(super) const VERSION: u32 = 3;
 
 const CHUNKS: &str = "chunks";
 const TABLE: &str = "table";

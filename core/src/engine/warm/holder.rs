@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags};
 
 use super::copy::VERSION;
-use super::loader::Loader;
+use super::loader::{Loader, Told};
 use crate::base::helper;
 use crate::base::names::{self, Name};
 use crate::base::progress::Progress;
@@ -93,6 +93,8 @@ wire_enum! {
         5 => Loaded { blocks: u64 },
         /// To `Load`: it was not done, for this reason.
         6 => NotLoaded { why: String },
+        /// To `Load`, at most once: the devices have room for the blocks, and for a program's contexts besides.
+        7 => Room {},
     }
 }
 
@@ -278,7 +280,13 @@ fn load_for(
     };
     let wanted: Vec<usize> = blocks.iter().map(|place| *place as usize).collect();
     let told = Mutex::new(&mut client);
-    let loaded = loader.load(&wanted, &|bytes| told.lock().send(&FromHolder::Loading { bytes }));
+    let loaded = loader.load(&wanted, &|told_of| {
+        let word = match told_of {
+            Told::Room => FromHolder::Room {},
+            Told::Loaded(bytes) => FromHolder::Loading { bytes },
+        };
+        told.lock().send(&word)
+    });
     let is_over = match &loaded {
         Ok((_, is_short)) => *is_short,
         // There is no room, or the context is of no use any more.
@@ -370,7 +378,7 @@ impl Client {
     }
 
     /// Has blocks, given by their places among all of the image, loaded into new device memory. Gives
-    /// descriptors of it.
+    /// descriptors of it. Calls `room` once if there is room for the blocks, and for a program's contexts besides.
     ///
     /// # Errors
     ///
@@ -380,6 +388,7 @@ impl Client {
         blocks: &[usize],
         stop: &Stop,
         progress: &dyn Progress,
+        room: &dyn Fn(),
     ) -> io::Result<Vec<OwnedFd>> {
         let blocks: Vec<u64> = blocks.iter().map(|place| *place as u64).collect();
         self.connection.set_stop(Some(stop.asked().clone()));
@@ -392,6 +401,7 @@ impl Client {
             // Each word shows that the holder is still loading.
             self.connection.set_deadline(Some(Instant::now() + LONG_PATIENCE));
             match self.connection.receive()? {
+                FromHolder::Room {} => room(),
                 FromHolder::Loading { bytes } => progress.advance(bytes),
                 FromHolder::Loaded { blocks } => {
                     return self.connection.receive_fds(blocks as usize);

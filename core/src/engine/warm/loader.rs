@@ -13,6 +13,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::copy::{Place, WarmCopy};
+use crate::base::faults::fault;
 use crate::base::stop::Stop;
 use crate::cuda::span::spans_on;
 use crate::cuda::{Context, Driver, DriverError, Event, Hasher, Pinned, SharedBlock, Span, Stream};
@@ -29,8 +30,16 @@ const STEP: u64 = 512 << 20;
 /// what the driver needs for a program's own context. Else the loader's context makes room for it.
 const LEFT: u64 = 2 << 30;
 
-/// Told of bytes that have been loaded. An error ends the load.
-pub(super) type Tell<'a> = dyn Fn(u64) -> io::Result<()> + Sync + 'a;
+/// What is told of a load.
+pub(super) enum Told {
+    /// The devices have room for the blocks, and for a program's contexts besides.
+    Room,
+    /// So many bytes more are loaded.
+    Loaded(u64),
+}
+
+/// Told of a load while it goes on. An error ends the load.
+pub(super) type Tell<'a> = dyn Fn(Told) -> io::Result<()> + Sync + 'a;
 
 /// Contexts on the devices of an image, and its copy in pinned memory.
 pub(super) struct Loader {
@@ -120,6 +129,10 @@ impl Loader {
             let device = self.devices.iter().find(is_its).ok_or(Error::CopyIncomplete)?;
             memory.push(SharedBlock::allocate(&device.context, block.size)?);
         }
+        if !self.is_short()? {
+            tell(Told::Room).map_err(gone)?;
+        }
+        fault("holder")?;
         let stop = Stop::new(Arc::default());
         std::thread::scope(|scope| {
             let of = |device| {
@@ -231,8 +244,7 @@ impl Work<'_> {
     }
 
     fn tell(&self, bytes: u64) -> Result<(), Error> {
-        let gone = |source| Error::Io { what: "cannot tell of the load".into(), source };
-        (self.tell)(bytes).map_err(gone)
+        (self.tell)(Told::Loaded(bytes)).map_err(gone)
     }
 
     fn check(&self, device: &Device, spans: &[Span]) -> Result<(), Error> {
@@ -247,6 +259,10 @@ impl Work<'_> {
             }
         }
     }
+}
+
+fn gone(source: io::Error) -> Error {
+    Error::Io { what: "cannot tell of the load".into(), source }
 }
 
 /// Adds a piece; what follows the last one on both sides becomes part of it.

@@ -378,18 +378,19 @@ impl WarmImage {
     }
 
     /// Has the holder load blocks, given by their places among [`Manifest::blocks`], into new memory of the
-    /// devices that they were on. Gives descriptors of it. `None` if that is not to be had, or has failed: then
-    /// the bytes are in the copy.
+    /// devices that they were on. Gives descriptors of it. Calls `room` once if there is room for the blocks, and for a
+    /// program's contexts besides. `None` if that is not to be had, or has failed: then the bytes are in the copy.
     pub(crate) fn load(
         &self,
         blocks: &[usize],
         stop: &Stop,
         progress: &dyn Progress,
+        room: &dyn Fn(),
     ) -> Option<Vec<OwnedFd>> {
         let load = || -> std::io::Result<Option<Vec<OwnedFd>>> {
             let client = Client::connect(&crate::base::format::hex(&self.id))?;
             let Some(mut client) = client.filter(Client::is_trusted) else { return Ok(None) };
-            let fds = client.load(blocks, stop, progress)?;
+            let fds = client.load(blocks, stop, progress, room)?;
             Ok((fds.len() == blocks.len()).then_some(fds))
         };
         load().unwrap_or_else(|error| {

@@ -183,15 +183,19 @@ fn whole_chunks() -> Vec<u8> {
 fn a_loader_fills_new_device_memory() {
     let memory = whole_chunks();
     let (_dir, loader) = loader_of(&memory, |_| ());
-    let told = parking_lot::Mutex::new(0);
-    let tell = |bytes| {
-        *told.lock() += bytes;
+    let told = parking_lot::Mutex::new((0, 0));
+    let tell = |word| {
+        let mut told = told.lock();
+        match word {
+            loader::Told::Room => told.0 += 1,
+            loader::Told::Loaded(bytes) => told.1 += bytes,
+        }
         Ok(())
     };
     // The blocks can be loaded any number of times, each time into memory of its own.
     let (fds, is_short) = loader.load(&[0, 0], &tell).unwrap();
     assert!(!is_short);
-    assert_eq!(*told.lock(), 2 * memory.len() as u64);
+    assert_eq!(*told.lock(), (1, 2 * memory.len() as u64));
     let driver = opened_soft_driver();
     let device = driver.devices().unwrap().remove(0);
     let context = crate::cuda::Context::create(&driver, &device).unwrap();
@@ -204,7 +208,7 @@ fn a_loader_fills_new_device_memory() {
         assert!(bytes == memory);
     }
     assert!(loader.load(&[1], &tell).is_err(), "there is one block");
-    let gone = |_| Err(std::io::ErrorKind::BrokenPipe.into());
+    let gone = |_: loader::Told| Err(std::io::ErrorKind::BrokenPipe.into());
     assert!(matches!(loader.load(&[0], &gone), Err(Error::Io { .. })), "nobody wants it");
 }
 
@@ -218,7 +222,7 @@ fn a_loader_gives_no_other_bytes_than_the_image_has() {
         (places[one].1, places[other].1) = (places[other].1, places[one].1);
     };
     let (_dir, loader) = loader_of(&whole_chunks(), swap);
-    let loaded = loader.load(&[0], &|_| Ok(()));
+    let loaded = loader.load(&[0], &|_: loader::Told| Ok(()));
     assert!(matches!(loaded, Err(Error::WrongCopy { .. })));
 }
 

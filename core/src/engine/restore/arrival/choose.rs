@@ -19,7 +19,8 @@ pub(in crate::engine::restore) fn choose(options: &Options) -> Box<dyn Arrival> 
     } else if let Some(holder) = &options.share {
         Box::new(SharedArrival::new(holder.clone()))
     } else {
-        Box::<EagerArrival>::default()
+        // Who is called before the processes run finds all memory loaded.
+        Box::new(EagerArrival::new(options.before_resume.is_some()))
     }
 }
 

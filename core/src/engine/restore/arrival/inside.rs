@@ -20,6 +20,19 @@ impl InsideArrival {
     }
 }
 
+/// Has each program load its memory through its own agent.
+///
+/// # Errors
+/// An agent failed, or the image; a program has memory of another process.
+pub(super) fn load(programs: &mut Programs<'_>) -> Result<(), Error> {
+    let (image, progress) = (programs.image, programs.progress);
+    if let Some((pid, _)) = sections::read_opened(image.manifest())?.first() {
+        let what = "memory of another process, for which gpucr has no room on the device".into();
+        return Err(Error::Unsupported { pid: *pid, what });
+    }
+    programs.give(|agent, _, blocks| bulk::load_inside(agent, image, blocks, progress))
+}
+
 impl Arrival for InsideArrival {
     fn needs_parent(&self) -> bool {
         self.asked_for.needs_parent()
@@ -34,13 +47,7 @@ impl Arrival for InsideArrival {
     }
 
     fn attach(&mut self, programs: &mut Programs<'_>) -> Result<(), Error> {
-        let (image, progress) = (programs.image, programs.progress);
-        if let Some((pid, _)) = sections::read_opened(image.manifest())?.first() {
-            let what =
-                "memory of another process, for which gpucr has no room on the device".into();
-            return Err(Error::Unsupported { pid: *pid, what });
-        }
-        programs.give(|agent, _, blocks| bulk::load_inside(agent, image, blocks, progress))
+        load(programs)
     }
 
     /// Says that nothing came of the way that was asked for.

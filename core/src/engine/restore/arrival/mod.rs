@@ -42,7 +42,8 @@ pub(super) trait Arrival: Send {
 
     /// In phase `load`, on a thread of its own, while CRIU makes the processes. CRIU lets none of them run before this
     /// has returned. gpucr's own context may be used here; it has to be given up before this returns, unless memory
-    /// arrives after the processes run, because the driver needs the room for the contexts of the processes.
+    /// arrives after the processes run, because the driver needs the room for the contexts of the processes. What
+    /// others load may arrive until [`attach`](Self::attach).
     ///
     /// # Errors
     /// Host or image are not as they have to be; the stop was set. Nothing of the program has run then.
