@@ -44,6 +44,11 @@ impl CliError {
         Self { message: message.into(), state: None, help: None, code }
     }
 
+    /// The exit status that goes with it.
+    pub(crate) fn exit_code(&self) -> u8 {
+        self.code
+    }
+
     /// What happened.
     pub(crate) fn message(&self) -> &str {
         &self.message

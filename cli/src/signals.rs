@@ -43,7 +43,7 @@ pub(crate) struct SignalPlan {
 }
 
 /// Settles what can be settled, and says how things are then.
-type AtLast = Box<dyn FnOnce() -> String + Send>;
+type AtLast = Box<dyn FnOnce() -> CliError + Send>;
 
 /// The process that gets every signal, once there is one.
 #[derive(Default)]
@@ -79,6 +79,11 @@ impl SignalPlan {
     /// If the command has not come to its end in time after it was asked to, this is done, and gpucr ends as if it
     /// had been killed.
     pub(crate) fn settle_at_last(&self, settle: impl FnOnce() -> String + Send + 'static) {
+        self.end_at_last_with(|| CliError::new(FAILED, "interrupted").state(settle()));
+    }
+
+    /// The same, with all of what the command has to say then, and its exit status.
+    pub(crate) fn end_at_last_with(&self, settle: impl FnOnce() -> CliError + Send + 'static) {
         if let Ok(mut at_last) = self.at_last.lock() {
             *at_last = Some(Box::new(settle));
         }
@@ -90,10 +95,11 @@ impl SignalPlan {
         // What signals are for now is the program's.
         let settle = self.at_last.lock().ok().and_then(|mut at_last| at_last.take());
         let (0, Some(settle)) = (self.target.pid.load(Ordering::SeqCst), settle) else { return };
-        let state = settle();
-        let _ = failure::report(CliError::new(FAILED, "interrupted").state(state));
+        let error = settle();
+        let code = error.exit_code();
+        let _ = failure::report(error);
         // SAFETY: ends this process. What a library would do at its exit is what may hang.
-        unsafe { libc::_exit(FAILED.into()) };
+        unsafe { libc::_exit(code.into()) };
     }
 
     /// Stops gpucr whenever the child `pid` has stopped, and lets that go on when gpucr does, as if gpucr were the program:

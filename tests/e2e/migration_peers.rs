@@ -17,7 +17,7 @@ fn message(kind: u8, fields: &[&[u8]]) -> Vec<u8> {
 }
 
 fn hello() -> Vec<u8> {
-    message(0, &[&11u32.to_le_bytes(), &3u32.to_le_bytes(), b"odd", &2u32.to_le_bytes()])
+    message(0, &[&12u32.to_le_bytes(), &3u32.to_le_bytes(), b"odd", &2u32.to_le_bytes()])
 }
 
 /// Whatever the other side says, the program runs on.

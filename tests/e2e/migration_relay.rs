@@ -240,6 +240,32 @@ fn what_a_program_writes_to_its_terminal_comes_out_there() -> Result<()> {
     Ok(())
 }
 
+/// The session of a shell does not come along.
+#[test]
+fn a_program_in_a_shells_session_gets_no_pid_namespace_without_its_terminal() -> Result<()> {
+    let lab = Lab::new();
+    let null = std::fs::File::options().write(true).open("/dev/null")?;
+    let shell = "\"$0\" \"$@\"; true";
+    let args = [&[WORKLOAD][..], &ARGS].concat();
+    let (mut program, _pipes) = lab.shell_at_terminal(shell, &args, null.into())?;
+    let output = program.output();
+    let pid = output.lines().find_map(|line| line.strip_prefix("ready pid=")).context("its pid")?;
+    let shell = std::mem::replace(&mut program.pid, pid.trim().parse()?);
+    ensure!(shell != program.pid, "{output}");
+    for (args, why) in [(&["--new-pids"][..], Some("session of a shell")), (&[], None)] {
+        let mut pair = Pair::new(&lab, &program)?;
+        pair.source.arg("--dry-run");
+        pair.destination.args(args);
+        let sides = pair.run(&mut program)?;
+        ensure!(sides.source.status.success() == why.is_none(), "{}", sides.show());
+        let told = String::from_utf8_lossy(&sides.source.stderr);
+        let told: Vec<&str> = told.split_whitespace().filter(|word| *word != "│").collect();
+        ensure!(why.is_none_or(|why| told.join(" ").contains(why)), "{}", sides.show());
+    }
+    program.pid = shell;
+    Ok(())
+}
+
 /// A terminal that nobody relays is one all the same: the program cannot do without.
 #[test]
 fn a_program_with_a_terminal_goes_without_a_relay_too() -> Result<()> {

@@ -35,11 +35,7 @@ pub(crate) fn run(args: &MigrateArgs) -> Outcome {
         return forget(id);
     }
     let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
-    signals.settle_at_last(|| {
-        "gpucr could not wait until its work was finished. The watchdog settles the rest: `gpucr migrate --list` \
-        tells whether the program was handed over; if not, it keeps running here."
-            .into()
-    });
+    signals.settle_at_last(settled(args.dry_run));
     // clap sees to it that there is one.
     let pid = args.pid.unwrap_or_default();
     if args.inside.is_none()
@@ -75,6 +71,13 @@ pub(crate) fn run(args: &MigrateArgs) -> Outcome {
     };
     let events = Events::open(args.events.as_deref())?;
     let (link, other) = connect::connect(args, &signals)?;
+    // What may wait for a password has the terminal, and would keep it.
+    let ends_other = other.as_ref().and_then(connect::Other::ender);
+    let settle = settled(args.dry_run);
+    signals.settle_at_last(move || {
+        ends_other.inspect(|end| end());
+        settle()
+    });
     if let Some(bandwidth) = args.bandwidth {
         link.set_bandwidth(bandwidth);
     }
@@ -100,9 +103,23 @@ pub(crate) fn run(args: &MigrateArgs) -> Outcome {
     if let Err(error) = written {
         failure::show(error);
     }
-    let ended = relaying::relay(relaying, &migrated.migration, &events);
+    let ended = relaying::relay(relaying, &migrated.migration, &events, &signals);
     drop(other);
     ended
+}
+
+/// What holds if gpucr cannot wait for what it is at, and ends.
+fn settled(is_dry: bool) -> impl FnOnce() -> String + Send {
+    move || {
+        match is_dry {
+        true => "Nothing was changed.".into(),
+        false => {
+            "gpucr could not wait until its work was finished. The watchdog settles the rest: `gpucr migrate --list` \
+            tells whether the program was handed over; if not, it keeps running here."
+                .into()
+        }
+    }
+    }
 }
 
 /// What the timeline says of the migration.
@@ -191,8 +208,8 @@ impl From<MigrateFailure> for CliError {
                      of it: {image}.{kept}"
                 ))
                 .help(format!(
-                    "check there with `gpucr receive --list` whether it runs; if it does not: gpucr receive \
-                    --resume {migration}"
+                    "see there with `gpucr ps` whether it runs; if it does not: gpucr receive --resume {migration} \
+                    --handed-over"
                 )),
         }
     }
@@ -219,23 +236,43 @@ fn meaning(record: &Record) -> String {
                 [] => String::new(),
                 left => format!("; being ended here: {left:?}"),
             };
-            format!("source: handed over; the program belongs to the destination{left}")
+            format!(
+                "source: handed over; the program belongs to the destination{left}. When it runs there: gpucr migrate \
+                --forget {}",
+                record.id
+            )
         }
         (Side::Source, _) => "source: not handed over; the program belongs to this host".into(),
         (Side::Destination, State::Prepared) => {
             format!(
-                "destination: complete in {}; ask the source whether it was handed over",
-                image()
+                "destination: complete in {}; ask the source whether it was handed over (gpucr migrate --list there). If \
+                so: gpucr receive --resume {id} --handed-over; if not: gpucr receive --abort {id}",
+                image(),
+                id = record.id
             )
         }
         (Side::Destination, State::Taken) => {
-            format!("destination: handed over, but not yet restored from {}", image())
+            format!(
+                "destination: handed over, but not yet restored from {}: gpucr receive --resume {}",
+                image(),
+                record.id
+            )
         }
         (Side::Destination, State::Restoring) => {
-            format!("destination: handed over, and being restored from {}", image())
+            format!(
+                "destination: handed over, and its restore from {} was begun. If gpucr was killed in it, see with `gpucr \
+                ps` whether the program runs. If not: gpucr receive --resume {id} --not-running; if so: gpucr receive \
+                --abort {id} --running",
+                image(),
+                id = record.id
+            )
         }
         (Side::Destination, _) => {
-            format!("destination: not handed over; {} is not needed", image())
+            format!(
+                "destination: not handed over; {} is not needed: gpucr receive --abort {}",
+                image(),
+                record.id
+            )
         }
     }
 }

@@ -363,7 +363,11 @@ fn resume(args: &ReceiveArgs, id: MigrationId, signals: &SignalPlan) -> Outcome 
 /// Removes what there is of a program that was not handed over, or that `runs` here.
 fn abort(id: MigrationId, runs: bool) -> Outcome {
     let record = record_of(id)?;
-    let runs = runs && record.state == State::Restoring;
+    if runs && record.state != State::Restoring {
+        return Err(CliError::new(FAILED, "the program does not run here: nothing was restored")
+            .state("Nothing was changed.")
+            .help(format!("gpucr receive --list tells how migration {id} stands")));
+    }
     if matches!(record.state, State::Taken | State::Restoring) && !runs {
         return Err(CliError::new(
             FAILED,

@@ -135,8 +135,8 @@ pub enum Error {
     )]
     FileAltered { path: PathBuf },
     #[error(
-        "{path}, which the program has open, does not exist there and may not be created: `gpucr receive \
-        --files-below DIR` permits it below DIR"
+        "{path}, which the program has open, does not exist there and may not be created: --files-below DIR \
+        permits it below DIR (an option of `gpucr receive`, and with ssh of `gpucr migrate`)"
     )]
     FileNotPermitted { path: PathBuf },
     #[error(
@@ -240,6 +240,11 @@ pub enum Error {
         "the program's standard streams are relayed (--relay), and so cannot go to files (--stdout, --stderr)"
     )]
     RelayedToo,
+    #[error(
+        "the program has a terminal and is in the session of a shell, which is not there in a pid namespace of its own \
+        (--new-pids): leave that out, or start the program with setsid or without a terminal"
+    )]
+    TerminalLost,
     #[error("the source gave up the migration: {why}")]
     GivenUp { why: String },
     #[error(
@@ -280,6 +285,7 @@ impl From<LinkError> for Error {
         match error {
             LinkError::Interrupted => Self::Interrupted,
             LinkError::Refused(why) => Self::OtherSide { why },
+            LinkError::GivenUp(why) => Self::GivenUp { why },
             error => Self::Link(error),
         }
     }

@@ -33,7 +33,7 @@ pub enum StoreError {
         first: String,
     },
     /// Who was to take the chunk does not.
-    #[error("the other side refuses the program: {what}")]
+    #[error("the other side takes no more of the program: {what}")]
     NotTaken {
         /// Why not.
         what: String,

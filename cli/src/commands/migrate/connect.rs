@@ -16,6 +16,7 @@ use std::time::Duration;
 use gpucr_core::migrate::Link;
 use gpucr_wire::Connection;
 use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::args::{MigrateArgs, To};
 use crate::commands::{io_error, note};
@@ -76,6 +77,17 @@ pub(super) struct Other {
     child: Child,
     /// Hangs up when the child has nothing more to say.
     said: Option<Receiver<Infallible>>,
+}
+
+impl Other {
+    /// Ends it from any thread.
+    pub(super) fn ender(&self) -> Option<impl Fn() + Send + use<>> {
+        let process = rustix::process::Pid::from_child(&self.child);
+        let process = pidfd_open(process, PidfdFlags::empty()).ok()?;
+        Some(move || {
+            let _ = pidfd_send_signal(&process, Signal::TERM);
+        })
+    }
 }
 
 impl Drop for Other {

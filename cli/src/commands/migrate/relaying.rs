@@ -8,12 +8,31 @@ use crate::commands::Outcome;
 use crate::commands::restore::End;
 use crate::events::Events;
 use crate::failure::CliError;
+use crate::signals::SignalPlan;
 
 /// It is not known how the program ends: as ssh says that its connection was lost.
 const UNKNOWN: u8 = 255;
 
-/// Relays until the program has ended, and ends with its exit status.
-pub(super) fn relay(relaying: Relaying, migration: &str, events: &Events) -> Outcome {
+/// What is lost is the relay alone.
+fn goes_on(error: CliError, migration: &str) -> CliError {
+    error
+        .code(UNKNOWN)
+        .state("The program continues there; its standard streams are not relayed any more.")
+        .help(format!(
+            "its output from now on, and how it ends, are kept there in \
+             /var/lib/gpucr/migrations/{migration}.output"
+        ))
+}
+
+/// Relays until the program has ended, and ends with its exit status. The program goes on if this is interrupted.
+pub(super) fn relay(
+    relaying: Relaying,
+    migration: &str,
+    events: &Events,
+    signals: &SignalPlan,
+) -> Outcome {
+    let id = migration.to_owned();
+    signals.end_at_last_with(move || goes_on(CliError::new(UNKNOWN, "interrupted"), &id));
     let end = match relaying.run() {
         Ok(ProgramEnd::Code(code)) => End { exit_code: Some(code.into()), signal: None },
         Ok(ProgramEnd::Signal(signal)) => End { exit_code: None, signal: Some(signal.into()) },
@@ -26,15 +45,7 @@ pub(super) fn relay(relaying: Relaying, migration: &str, events: &Events) -> Out
         Err(error) => {
             let error = Error::from(error);
             events.say("relay-lost", json!({"error": error.to_string()}));
-            return Err(CliError::from(error)
-                .code(UNKNOWN)
-                .state(
-                    "The program continues there; its standard streams are not relayed any more.",
-                )
-                .help(format!(
-                    "its output from now on, and how it ends, are kept there in \
-                     /var/lib/gpucr/migrations/{migration}.output"
-                )));
+            return Err(goes_on(error.into(), migration));
         }
     };
     events.say("ended", json!(end));

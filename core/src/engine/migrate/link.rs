@@ -54,6 +54,9 @@ pub enum LinkError {
     /// It says that it cannot go on.
     #[error("the other side: {0}")]
     Refused(String),
+    /// It says that it has given up the migration.
+    #[error("the other side gave up: {0}")]
+    GivenUp(String),
     /// What came makes no sense.
     #[error("the other side does not keep to the protocol: {0}")]
     Protocol(String),
@@ -527,9 +530,13 @@ pub(super) fn unexpected(frame: &Frame) -> LinkError {
     LinkError::Protocol(format!("`{}` came where it makes no sense", frame.name()))
 }
 
-/// The same of a message.
+/// The same of a message. Each side may say at any time why it does not go on.
 pub(super) fn unexpected_message(message: &Message) -> LinkError {
-    LinkError::Protocol(format!("`{}` came where it makes no sense", message.name()))
+    match message {
+        Message::Failed { why } => LinkError::Refused(why.clone()),
+        Message::Abort { why } => LinkError::GivenUp(why.clone()),
+        other => LinkError::Protocol(format!("`{}` came where it makes no sense", other.name())),
+    }
 }
 
 /// Gives signs of life as long as it lives.

@@ -8,7 +8,7 @@ use gpucr_wire::{Stream, wire_enum, wire_struct};
 use crate::store::{ChunkId, Encoding, Entry, MAX_CHUNK};
 
 /// Version of the protocol. Both sides must have the same.
-pub(super) const PROTOCOL: u32 = 11;
+pub(super) const PROTOCOL: u32 = 12;
 /// Most bytes of a message.
 const MAX_MESSAGE: usize = 1 << 20;
 /// Most bytes of a piece.
@@ -67,6 +67,8 @@ wire_enum! {
             tight_disk: bool,
             /// Which of its standard streams are relayed, see [`Relayed`](super::relayed::Relayed).
             relay: u32,
+            /// Whether the program leads its session.
+            leads: bool,
         },
         /// To the offer: the program can go on there.
         2 => Accept {
@@ -412,6 +414,7 @@ mod tests {
                 host_memory: 5 << 30,
                 tight_disk: true,
                 relay: 11,
+                leads: true,
             },
             Message::Ask { ids: vec![[7; 32]; 3] },
             Message::Want { wanted: vec![true, false] },

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
 use parking_lot::Mutex;
+use rustix::process::{Pid, getsid};
 
 use self::layout::Told;
 use self::sending::{Item, QUEUE, Sending, Shared};
@@ -242,6 +243,7 @@ impl Outgoing {
             host_memory,
             tight_disk: self.tight_disk,
             relay: Relayed::to_wire(relayed),
+            leads: leads_its_session(outline),
         };
         self.link.send(&offer)?;
         match self.link.receive_message()? {
@@ -471,6 +473,12 @@ fn draw(steps: &[Step], timeline: &Timeline) {
 }
 
 /// What has become of something that was to be sent.
+/// Whether the program leads its session: then it can have a terminal in a pid namespace of its own.
+fn leads_its_session(outline: &Manifest) -> bool {
+    let root = outline.processes.first().and_then(|process| Pid::from_raw(process.pid as i32));
+    root.is_some_and(|root| getsid(Some(root)) == Ok(root))
+}
+
 fn not_taken(error: &LinkError) -> StoreError {
     match error {
         LinkError::Interrupted => StoreError::Interrupted,

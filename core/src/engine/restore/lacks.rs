@@ -42,7 +42,7 @@ pub(crate) fn lacks(manifest: &Manifest, how: Circumstances<'_>) -> Vec<String> 
     if let Err(error) = root::refuse_contained(manifest) {
         // Its files are not to be looked for here.
         found.push(error);
-        return found.iter().map(Error::to_string).collect();
+        return found.iter().map(to_source).collect();
     }
     for file in &manifest.required {
         match std::fs::metadata(&file.path) {
@@ -56,7 +56,16 @@ pub(crate) fn lacks(manifest: &Manifest, how: Circumstances<'_>) -> Vec<String> 
             Ok(_) => {}
         }
     }
-    found.iter().map(Error::to_string).collect()
+    found.iter().map(to_source).collect()
+}
+
+/// What a source is told of it, which is asked for the options.
+fn to_source(error: &Error) -> String {
+    match error {
+        Error::FileMissing { .. } => format!("{error} (--files copy sends it along)"),
+        Error::PidInUse { .. } => format!("{error} (--new-pids gives the program others)"),
+        error => error.to_string(),
+    }
 }
 
 /// Everything that is known to keep an image of this host from being restored with these options; its data aside, which

@@ -18,7 +18,7 @@ use crate::engine::restore::ahead::Ahead;
 use crate::engine::restore::lacks;
 use crate::engine::restore::stdio::Named;
 use crate::engine::watchdog::Watchdog;
-use crate::image::{Destination, DriverKind, ImageWriter, Manifest};
+use crate::image::{Destination, DriverKind, ImageWriter, Manifest, Stdio};
 use crate::store::Compression;
 
 /// Most bytes of an outline.
@@ -40,6 +40,7 @@ struct Offer {
     host_memory: u64,
     tight_disk: bool,
     relayed: Option<Relayed>,
+    leads: bool,
 }
 
 /// An offer that was taken.
@@ -96,6 +97,9 @@ pub(super) fn take(
     let how = wishes.circumstances(&device_map, same_pids);
     let mut reasons = lacks::lacks(&offer.outline, how);
     reasons.extend(found.reasons);
+    if wishes.new_pids && !offer.leads && has_terminal(&offer.outline) {
+        reasons.push(Error::TerminalLost.to_string());
+    }
     if offer.relayed.is_some() && !wishes.outputs.is_empty() {
         reasons.push(Error::RelayedToo.to_string());
     }
@@ -141,6 +145,12 @@ pub(super) fn take(
     Err(Error::Refused { reasons })
 }
 
+/// Whether a standard stream of the program itself is a terminal. One that its children have may be of its own making.
+fn has_terminal(outline: &Manifest) -> bool {
+    let streams = outline.processes.first().into_iter().flat_map(|process| &process.stdio);
+    { streams }.any(|stream| matches!(stream, Stdio::Terminal { .. }))
+}
+
 fn receive_offer(link: &Link) -> Result<Offer, Error> {
     let (body, message) = link.receive_long(MAX_OUTLINE)?;
     let Message::Offer {
@@ -155,6 +165,7 @@ fn receive_offer(link: &Link) -> Result<Offer, Error> {
         host_memory,
         tight_disk,
         relay,
+        leads,
     } = message
     else {
         return Err(unexpected_message(&message).into());
@@ -178,6 +189,7 @@ fn receive_offer(link: &Link) -> Result<Offer, Error> {
         host_memory,
         tight_disk,
         relayed,
+        leads,
     })
 }
 
