@@ -14,7 +14,7 @@ use gpucr_core::library::LibraryError;
 use gpucr_core::limits::TooFewDescriptors;
 use gpucr_core::migrate::LinkError;
 use gpucr_core::namespace::EntryError;
-use gpucr_core::process::held::{IO_URING, SYSTEM_V};
+use gpucr_core::process::held::{IO_URING, OPENED_OUTSIDE, SYSTEM_V};
 use gpucr_core::process::{AgentError, TreeError};
 use gpucr_core::store::StoreError;
 use gpucr_core::transfer::TarError;
@@ -32,8 +32,12 @@ draw a progress bar: have it close that, or start it without a controlling termi
 
 /// What to do about a program that uses System V shared memory.
 const WITHOUT_SEGMENTS: &str = "CRIU saves System V shared memory only with a whole IPC namespace: start the program in one \
-                                of its own (unshare --ipc gpucr run -- COMMAND), or have it use POSIX shared memory \
-                                (shm_open)";
+                                of its own (unshare --ipc gpucr run -- COMMAND; in a container: start that without \
+                                --ipc=host, and dump it from outside), or have it use POSIX shared memory (shm_open)";
+/// What to do about a file that was opened in another mount namespace.
+const OPENED_INSIDE: &str = "the program has a file open that was opened outside of its mount namespace, such as the \
+standard streams of `unshare -m`, or the standard input of `podman exec -d`: open them inside (sh -c 'exec gpucr run \
+-- COMMAND < /dev/null > log 2>&1'; of podman's only the input), or use pipes (podman exec -d -i)";
 /// What to do about a program that uses io_uring. (libuv's `UV_USE_IO_URING=0` does not keep it from that since its 1.50.)
 const WITHOUT_IO_URING: &str = "CRIU cannot save it: have the program use none. Libraries such as libuv (Node.js, uvloop) \
 work without it if the kernel refuses it, which it then does to all programs of the host: sysctl \
@@ -129,9 +133,16 @@ fn about_program(error: &Error) -> Help {
         Error::OtherUsers { .. } => {
             "start the program without a user namespace (podman and docker: as root)"
         }
+        Error::OtherUser { .. } => {
+            "run gpucr as root with all capabilities, which containers and services often lack"
+        }
         Error::OtherNetwork { .. } => {
             "all processes of a program have to be in one network namespace, whichever that is: dump each part with a --pid \
              of its own"
+        }
+        Error::OtherNamespace { .. } => {
+            "CRIU cannot save it: start the whole program in that namespace (`unshare` before `gpucr run`), or dump \
+             each part with a --pid of its own"
         }
         Error::OtherMounts { .. } => {
             "all processes of a program in a container have to see the same mounts: dump each part with a --pid of its own"
@@ -221,6 +232,7 @@ fn about_program(error: &Error) -> Help {
         Error::UnnamedTerminal { .. } => WITHOUT_TERMINAL,
         Error::Held { what, .. } if what == IO_URING => WITHOUT_IO_URING,
         Error::Held { what, .. } if what.starts_with(SYSTEM_V) => WITHOUT_SEGMENTS,
+        Error::Held { what, .. } if what.ends_with(OPENED_OUTSIDE) => OPENED_INSIDE,
         Error::Held { options: [], .. } => "CRIU cannot save it: have the program close it first",
         Error::Held { options, .. } => {
             return Some(format!("dump it with {}", options.join(" or ")).into());
@@ -434,11 +446,7 @@ fn about_hint(hint: Hint) -> Cow<'static, str> {
             "run gpucr as root with all capabilities, which containers and services often lack; for programs of other \
              users CRIU needs CAP_SYS_RESOURCE"
         }
-        Hint::OtherMounts => {
-            "the program has a file open that was opened outside of its mount namespace, such as the standard \
-            streams of `unshare -m`: open them inside (sh -c 'exec gpucr run -- COMMAND < /dev/null > log 2>&1'), or \
-            use pipes"
-        }
+        Hint::OtherMounts => OPENED_INSIDE,
         Hint::Device => {
             "the program has a device or something else open that CRIU cannot save: close it first"
         }
@@ -492,6 +500,14 @@ fn about_library(error: &LibraryError) -> Help {
         LibraryError::Misplaced { .. } => {
             "put the file back as the program had it; `gpucr run` does that, in the same version and as the user \
             who started the program"
+        }
+        LibraryError::NotPut { root, .. } if root.starts_with("/var/lib") => {
+            "gpucr keeps the libraries of programs there, and only root may be able to write to it. A container that \
+            is read-only needs a place for it: podman run --tmpfs /var/lib/gpucr:mode=755,exec (docker too)"
+        }
+        LibraryError::NotPut { .. } => {
+            "name a directory that this user can write to, and from which libraries can be loaded: XDG_CACHE_HOME=DIR \
+            (podman run -e XDG_CACHE_HOME=/tmp; docker too)"
         }
         LibraryError::Missing { .. } => "build or install gpucr as a whole, or set GPUCR_LIB_DIR",
         LibraryError::Io(_) => return None,

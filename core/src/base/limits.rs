@@ -88,6 +88,16 @@ pub(crate) fn lend_room(pid: u32, blocks: u64) -> Result<Option<Raised>, TooFewD
     }
 }
 
+/// Whether CRIU will be told the limits of a process: those of another user's it asks for with `prlimit(2)`, which the
+/// kernel answers to who has `CAP_SYS_RESOURCE`. One that has ended is left to others.
+pub(crate) fn can_be_read(pid: u32) -> bool {
+    // SAFETY: no new limit is given, and none is asked for: the kernel only checks whether it may be.
+    let asked = unsafe {
+        libc::prlimit(pid as i32, libc::RLIMIT_CPU, std::ptr::null(), std::ptr::null_mut())
+    };
+    asked == 0 || std::io::Error::last_os_error().raw_os_error() != Some(libc::EPERM)
+}
+
 /// The limit of a process, and its descriptors in order.
 fn look(pid: u32) -> Option<(Rlimit, Vec<u64>)> {
     use procfs::process::{LimitValue, Process};

@@ -148,9 +148,17 @@ pub enum Error {
     #[error("process {pid} is in a user namespace of its own, in which CRIU can restore nothing")]
     OtherUsers { pid: u32 },
     #[error(
+        "process {pid} is another user's, and this gpucr lacks CAP_SYS_RESOURCE, which CRIU needs for that"
+    )]
+    OtherUser { pid: u32 },
+    #[error(
         "process {pid} is in another network namespace than process {root}, the root of the program"
     )]
     OtherNetwork { pid: u32, root: u32 },
+    #[error(
+        "process {pid} is in another {kind} namespace than process {root}, the root of the program"
+    )]
+    OtherNamespace { pid: u32, root: u32, kind: &'static str },
     #[error(
         "process {pid} has other mounts than process {root}, the root of the program, which is in a container"
     )]

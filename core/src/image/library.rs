@@ -5,6 +5,8 @@ use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::StatVfsMountFlags;
+
 use crate::base::file_tree::FileTree;
 use crate::base::foreign::Foreign;
 use crate::base::io_error::IoError;
@@ -23,6 +25,16 @@ pub enum LibraryError {
     Missing {
         /// Its file name.
         name: String,
+    },
+    /// A library cannot be put where programs load it from.
+    #[error("cannot put {path} in place: {source}", path = path.display())]
+    NotPut {
+        /// Its place.
+        path: PathBuf,
+        /// Below which gpucr puts libraries.
+        root: PathBuf,
+        /// Why.
+        source: io::Error,
     },
     /// gpucr puts no library there.
     #[error(
@@ -94,9 +106,13 @@ pub fn install(bytes: &[u8], kind: &str, root: &Path) -> Result<PathBuf, Library
     let dir = path.parent().unwrap_or(root);
     let made = root.parent().map_or(Ok(()), std::fs::create_dir_all);
     made.and_then(|()| own_directory(root))
+        .and_then(|()| can_be_run_from(root))
         .and_then(|()| own_directory(dir))
         .and_then(|()| put(&path, bytes))
-        .map_err(IoError::when(format!("cannot put {} in place", path.display())))?;
+        .map_err(|source| {
+            let (path, root) = (path.clone(), root.to_owned());
+            LibraryError::NotPut { path, root, source }
+        })?;
     // Some programs ask for the name without the version.
     let link = dir.join("libcuda.so");
     match std::os::unix::fs::symlink(SONAME, &link) {
@@ -178,6 +194,15 @@ fn own_directory(dir: &Path) -> io::Result<()> {
         return Ok(());
     }
     let what = "is not a directory that belongs to this user and that nobody else can write to";
+    Err(io::Error::other(format!("{} {what}", dir.display())))
+}
+
+/// Refuses a directory from which no library can be loaded: the program would only say that it finds none.
+fn can_be_run_from(dir: &Path) -> io::Result<()> {
+    if !rustix::fs::statvfs(dir)?.f_flag.contains(StatVfsMountFlags::NOEXEC) {
+        return Ok(());
+    }
+    let what = "is on a file system from which nothing can be run (noexec)";
     Err(io::Error::other(format!("{} {what}", dir.display())))
 }
 

@@ -404,6 +404,14 @@ pub(super) fn inspect(
     if !process.shares_namespace("net", root) {
         return Err(Error::OtherNetwork { pid, root });
     }
+    // Of these CRIU saves one of each, that of the root.
+    let other = |kind: &&str| !process.shares_namespace(kind, root);
+    if let Some(kind) = ["ipc", "uts", "time"].into_iter().find(other) {
+        return Err(Error::OtherNamespace { pid, root, kind });
+    }
+    if !limits::can_be_read(pid) {
+        return Err(Error::OtherUser { pid });
+    }
     if Agent::listens(process) {
         if process.is_suspended() {
             return Err(Error::Suspended { pid });

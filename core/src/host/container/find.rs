@@ -25,6 +25,8 @@ const SILENT: &str = "a file system that is mounted there does not answer";
 const MADE_ANEW: [&str; 5] = ["proc", "sysfs", "tmpfs", "devpts", "mqueue"];
 /// File systems that a restored container does without: its control groups are not saved.
 const LEFT_OUT: [&str; 2] = ["cgroup", "cgroup2"];
+/// Where the files of POSIX shared memory are.
+const SHARED_MEMORY: &str = "/dev/shm";
 /// Those of them of which there are several: one that the host has too is the host's.
 const SEVERAL: [&str; 3] = ["tmpfs", "devpts", "mqueue"];
 
@@ -94,7 +96,7 @@ impl Container {
         let own_systems = anew().filter_map(|mount| device(&mount.majmin)).collect();
         let places = anew().map(|mount| named(&mount.mount_point).map(PathBuf::from));
         let made_anew = places.collect::<Result<_, _>>().map_err(unreadable)?;
-        let left_out = all.iter().filter(|mount| LEFT_OUT.contains(&mount.fs_type.as_str()));
+        let left_out = all.iter().filter(|mount| is_left_out(mount, &own));
         let left_out = left_out.map(|mount| named(&mount.mount_point)).collect::<Result<_, _>>();
         let left_out = left_out.map_err(unreadable)?;
         Ok(Self { tree, mounts: found, made_anew, own_systems, left_out, seen })
@@ -191,8 +193,18 @@ fn made_anew<'m>(
 ) -> impl Iterator<Item = &'m MountInfo> {
     let outer: Vec<i32> = outer(all, own).map(|mount| mount.mnt_id).collect();
     all.iter().filter(move |mount| {
-        MADE_ANEW.contains(&mount.fs_type.as_str()) && !outer.contains(&mount.mnt_id)
+        let is_made = MADE_ANEW.contains(&mount.fs_type.as_str()) && !is_left_out(mount, own);
+        is_made && !outer.contains(&mount.mnt_id)
     })
+}
+
+/// Whether a restored container does without a mount. Besides control groups that is the terminal that a runtime gives
+/// to a container (`podman run -t`), where it is mounted as `/dev/console`: its other end is held outside, and CRIU
+/// refuses a mount of one whose other end it does not find.
+fn is_left_out(mount: &MountInfo, own: &[MountInfo]) -> bool {
+    let is_hosts = || own.iter().any(|it| it.majmin == mount.majmin);
+    let is_terminal = mount.fs_type == "devpts" && !["/", "/ptmx"].contains(&mount.root.as_str());
+    LEFT_OUT.contains(&mount.fs_type.as_str()) || is_terminal && !is_hosts()
 }
 
 /// The number of a device that the kernel calls `MAJOR:MINOR`.
@@ -207,11 +219,22 @@ fn outer<'m>(all: &'m [MountInfo], own: &'m [MountInfo]) -> impl Iterator<Item =
     let is_hosts = |mount: &MountInfo| own.iter().any(|m| m.majmin == mount.majmin);
     all.iter().filter(move |mount| {
         let kind = mount.fs_type.as_str();
-        if LEFT_OUT.contains(&kind) {
+        if is_left_out(mount, own) {
             return false;
         }
-        !MADE_ANEW.contains(&kind) || !whole(mount) || SEVERAL.contains(&kind) && is_hosts(mount)
+        let is_hosts = is_hosts(mount) && !is_made_for_it(mount, own);
+        !MADE_ANEW.contains(&kind) || !whole(mount) || SEVERAL.contains(&kind) && is_hosts
     })
+}
+
+/// Whether it is the `/dev/shm` that a runtime has made outside for a container, as podman does, and not that of the
+/// host itself (`--ipc host`): what is there goes with the container.
+fn is_made_for_it(mount: &MountInfo, own: &[MountInfo]) -> bool {
+    let place = Path::new(SHARED_MEMORY);
+    let is_it = |it: &MountInfo| it.majmin == mount.majmin && it.mount_point == place;
+    mount.mount_point == place
+        && mount.mount_source.as_deref() == Some("shm")
+        && !own.iter().any(is_it)
 }
 
 /// A path without the escapes that the kernel has put into it.
@@ -269,13 +292,33 @@ mod tests {
             mount("0:9", "/part", "/part", "tmpfs"),
             mount("0:10", "/", "/overlay", "overlay"),
             mount("0:11", "/part", "/sys/fs/cgroup", "cgroup2"),
+            mount("0:12", "/", "/dev/pts", "devpts"),
+            mount("0:12", "/0", "/dev/console", "devpts"),
         ];
         let found: Vec<_> = outer(&all, &own).map(|m| m.mount_point.to_str().unwrap()).collect();
         assert_eq!(found, ["/volume", "/run/secrets", "/host", "/part", "/overlay"]);
         (1..).zip(&mut all).for_each(|(id, mount)| mount.mnt_id = id);
         let anew: Vec<_> = made_anew(&all, &own).map(|m| m.mount_point.to_str().unwrap()).collect();
-        assert_eq!(anew, ["/proc", "/proc/sys", "/tmp", "/bound"]);
+        assert_eq!(anew, ["/proc", "/proc/sys", "/tmp", "/bound", "/dev/pts"]);
+        let left: Vec<_> = all.iter().filter(|m| is_left_out(m, &own)).collect();
+        let left: Vec<_> = left.iter().map(|m| m.mount_point.to_str().unwrap()).collect();
+        assert_eq!(left, ["/sys/fs/cgroup", "/dev/console"]);
         assert_eq!(device("8:17"), Some(rustix::fs::makedev(8, 17)));
+    }
+
+    #[test]
+    fn shared_memory_that_was_made_for_a_container_is_its_own() {
+        let shm = |majmin: &str, place: &str, source: &str| MountInfo {
+            mount_source: Some(source.into()),
+            ..mount(majmin, "/", place, "tmpfs")
+        };
+        let own = [shm("0:5", "/dev/shm", "tmpfs"), shm("0:6", "/run/podman/shm", "shm")];
+        let all = [shm("0:6", "/dev/shm", "shm")];
+        assert_eq!(outer(&all, &own).count(), 0);
+        assert_eq!(made_anew(&all, &own).count(), 1);
+        for hosts in [shm("0:5", "/dev/shm", "tmpfs"), shm("0:6", "/other", "shm")] {
+            assert_eq!(outer(&[hosts], &own).count(), 1);
+        }
     }
 
     #[test]

@@ -15,6 +15,9 @@ const LARGEST_DELETED: u64 = u32::MAX as u64;
 /// The major numbers of devices that CRIU or the driver's checkpoint takes care of: memory, terminals, NVIDIA's.
 const KNOWN_DEVICES: [u32; 7] = [1, 4, 5, 136, 137, 138, 195];
 
+/// The major number of `/dev/null` and its like: `MEM_MAJOR` of Linux' `include/uapi/linux/major.h`.
+const MEMORY_MAJOR: u32 = 1;
+
 /// How a stream of Unix sockets is called.
 const STREAM: &str = "a connection of Unix sockets";
 /// How a device of a network adapter with RDMA is called.
@@ -26,6 +29,9 @@ const RDMA_MAJOR: u32 = 231;
 const SEGMENT: &str = "/SYSV";
 /// And here.
 pub const SYSTEM_V: &str = "System V shared memory";
+
+/// How a file is called that was opened where its process does not see it, behind its path.
+pub const OPENED_OUTSIDE: &str = "open from a mount that it does not see";
 
 /// What an io_uring is called.
 pub const IO_URING: &str = "an io_uring";
@@ -90,6 +96,7 @@ pub fn of(tree: &Tree) -> Holdings {
             if said.insert((what.clone(), is_unsaved.then_some(*pid))) {
                 let is_lost = what.starts_with(STREAM) || what.starts_with(RDMA);
                 let is_lost = is_lost || what.starts_with(SYSTEM_V) || is_unsaved;
+                let is_lost = is_lost || what.ends_with(OPENED_OUTSIDE);
                 all.held.push(Held { pid: *pid, what, options, is_lost });
             }
         };
@@ -113,8 +120,12 @@ pub fn of(tree: &Tree) -> Holdings {
                 _ => add(format!("{STREAM} (inode {}) to a process outside", socket.inode), &[]),
             }
         }
+        let seen = mounts_seen(*pid);
         for one in open {
             of_file(one, &mut add);
+            if seen.as_ref().is_some_and(|seen| is_outside(one, seen)) {
+                add(format!("{} {OPENED_OUTSIDE}", one.target.display()), &[]);
+            }
         }
         for mapped in mapped(*pid, saves_segments) {
             add(mapped, &[]);
@@ -136,11 +147,39 @@ fn mapped(pid: u32, saves_segments: bool) -> Vec<String> {
         .collect()
 }
 
+/// The mounts of which CRIU knows when it saves the files of a process, by number: those in its mount namespace, or
+/// those that CRIU sees itself if that is its own too.
+fn mounts_seen(pid: u32) -> Option<BTreeSet<u64>> {
+    let of = |process: &Path| std::fs::read_link(process.join("ns/mnt")).ok();
+    let (own, process) = (Path::new("/proc/self"), directory(pid));
+    let is_shared = of(own) == of(&process);
+    let process = if is_shared { own } else { process.as_path() };
+    let told = std::fs::read_to_string(process.join("mountinfo"));
+    let number = |line: &str| line.split_ascii_whitespace().next()?.parse().ok();
+    Some(told.ok()?.lines().filter_map(number).collect())
+}
+
+/// Whether a file was opened elsewhere, such as the standard input of `podman exec -d`: the host's `/dev/null`.
+/// Terminals are not meant: CRIU takes those from anywhere.
+fn is_outside(open: &Open, seen: &BTreeSet<u64>) -> bool {
+    let Ok(meta) = std::fs::metadata(&open.link) else { return false };
+    let kind = meta.file_type();
+    let is_memory = || rustix::fs::major(meta.rdev()) == MEMORY_MAJOR;
+    let is_saved = kind.is_file() || kind.is_dir() || kind.is_fifo();
+    // The kernel's own files, such as a memfd, are on mounts that nobody sees. They have no name.
+    let is_named = open.target.is_absolute() && meta.nlink() > 0;
+    is_named
+        && (is_saved || kind.is_char_device() && is_memory())
+        && open.mount.is_some_and(|mount| !seen.contains(&mount))
+}
+
 /// A descriptor.
 struct Open {
     link: PathBuf,
     target: PathBuf,
     is_locked: bool,
+    /// The number of the mount by which it was opened.
+    mount: Option<u64>,
 }
 
 fn open(pid: u32) -> Vec<Open> {
@@ -150,7 +189,8 @@ fn open(pid: u32) -> Vec<Open> {
         let info = directory(pid).join("fdinfo").join(entry.file_name());
         let info = std::fs::read_to_string(info).unwrap_or_default();
         let is_locked = info.lines().any(|line| line.starts_with("lock:"));
-        Some(Open { target: std::fs::read_link(&link).ok()?, link, is_locked })
+        let mount = info.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
+        Some(Open { target: std::fs::read_link(&link).ok()?, link, is_locked, mount })
     })
     .collect()
 }
@@ -250,6 +290,26 @@ mod tests {
         assert!(has("locked", &["--file-locks"]), "{held:?}");
         assert!(has("large", &[]) && !held.iter().any(|h| h.what.contains("small")), "{held:?}");
         assert!(!held.iter().any(|h| h.what.contains("device")), "{held:?}");
+    }
+
+    #[test]
+    fn what_was_opened_by_a_mount_that_is_not_seen_is_found() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let _null = std::fs::File::open("/dev/null").expect("opened");
+        let _memfd = rustix::fs::memfd_create("m", rustix::fs::MemfdFlags::CLOEXEC).expect("made");
+        let own = std::process::id();
+        let seen = mounts_seen(own).expect("told");
+        let all = open(own);
+        let found = |seen: &BTreeSet<u64>| -> Vec<PathBuf> {
+            let outside = all.iter().filter(|one| is_outside(one, seen));
+            outside.map(|one| one.target.clone()).collect()
+        };
+        let has = |path: &Path| found(&BTreeSet::new()).iter().any(|target| target == path);
+        assert!(has(file.path()) && has(Path::new("/dev/null")), "{:?}", found(&BTreeSet::new()));
+        let is_memfd = |path: &PathBuf| path.to_string_lossy().starts_with("/memfd:");
+        assert!(!found(&BTreeSet::new()).iter().any(is_memfd));
+        // What this test inherited may be from anywhere.
+        assert!(!found(&seen).iter().any(|target| target == file.path()));
     }
 
     #[test]
