@@ -64,6 +64,27 @@ fn a_command_that_fails_ends_the_restore() -> Result<()> {
 }
 
 #[test]
+fn a_command_runs_before_the_program_is_stopped() -> Result<()> {
+    let lab = Lab::new();
+    let mut program = lab.at_work("sgd", &ARGS)?;
+    let pid = program.pid.to_string();
+    let dump =
+        |hook: &str| lab.run(["dump", "--pid", &pid, "-o", "image", "--exec-before-stop", hook]);
+    refused(&dump("echo not now; exit 3")?, 1, &["not now", "exit status: 3", "keeps running"])?;
+    ensure!(!lab.path("image").exists() && program.is_running());
+    let hook = "kill -0 $GPUCR_PID && echo $GPUCR_PID $GPUCR_IMAGE > hook";
+    let output = dump(hook)?;
+    ensure!(output.status.success(), "{}", show(&output));
+    let said = std::fs::read_to_string(lab.path("hook"))?;
+    ensure!(said.starts_with(&format!("{pid} ")) && said.ends_with("image\n"), "{said}");
+    program.wait()?;
+    let mut program = lab.restore(&lab.path("image"), program)?;
+    program.result()?;
+    ensure!(program.series() == undisturbed("sgd", &ARGS)?);
+    Ok(())
+}
+
+#[test]
 fn an_interrupt_ends_the_command_too() -> Result<()> {
     let lab = Lab::new();
     let (_, _program) = dumped(&lab)?;

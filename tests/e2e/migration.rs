@@ -220,6 +220,33 @@ fn a_program_goes_to_a_pid_namespace_and_back() -> Result<()> {
     ends_well(&mut program, &expected)
 }
 
+#[test]
+fn commands_run_on_both_sides_before_it_stops_and_before_it_goes_on() -> Result<()> {
+    let expected = undisturbed(WORKLOAD, &ARGS[..2])?;
+    let lab = Lab::new();
+    let mut program = lab.at_work(WORKLOAD, &ARGS)?;
+    let pid = program.pid;
+    for (here, there) in [("false", "true"), ("true", "echo not here; false")] {
+        // Its processes are made before the source hands it over.
+        let mut pair = Pair::apart(&lab, &program)?;
+        pair.source.args(["--exec-before-stop", here]);
+        pair.destination.args(["--exec-before-resume", there]);
+        let sides = pair.run(&mut program)?;
+        ensure!(!sides.source.status.success() && program.is_running(), "{}", sides.show());
+    }
+    let mut pair = Pair::new(&lab, &program)?;
+    pair.source.args(["--exec-before-stop", "kill -0 $GPUCR_PID && echo $GPUCR_PID > here"]);
+    let there = "kill -0 $GPUCR_PID && test -e $GPUCR_IMAGE && echo $GPUCR_PID > there";
+    pair.destination.args(["--exec-before-resume", there]);
+    let sides = pair.run(&mut program)?;
+    sides.reports()?;
+    for name in ["here", "there"] {
+        let said = std::fs::read_to_string(lab.path(name))?;
+        ensure!(said == format!("{pid}\n"), "{name}: {said}");
+    }
+    ends_well(&mut program, &expected)
+}
+
 /// What stands in for ssh runs the command on this machine.
 #[test]
 fn a_program_goes_where_ssh_leads() -> Result<()> {

@@ -57,6 +57,7 @@ pub(crate) fn run(args: &MigrateArgs) -> Outcome {
         patience: connect::patience(args),
         timeline: if timeline.is_some() { Timeline::recording() } else { Timeline::default() },
         protocol: args.protocol.protocol(),
+        before_stop: args.exec_before_stop.clone(),
         timeout: args.timeout,
         compression: args.compress,
         shell_job: args.criu.shell_job,

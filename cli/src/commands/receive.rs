@@ -3,6 +3,7 @@
 mod relay;
 mod restorer;
 
+use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -107,6 +108,12 @@ pub(crate) struct ReceiveArgs {
     /// The same for its standard error; if one pipe serves both streams, either option covers both
     #[arg(long, value_name = "FILE", conflicts_with_all = ["list", "abort"])]
     pub(crate) stderr: Option<PathBuf>,
+    /// Run CMD in a shell once the processes exist, before any of them runs (see gpucr-restore(1))
+    ///
+    /// If it fails before the source has handed the program over, the program continues there. CMD is not recorded:
+    /// name it again with --resume.
+    #[arg(long, value_name = "CMD", conflicts_with_all = ["list", "abort"])]
+    pub(crate) exec_before_resume: Option<OsString>,
     /// Allow files that the program has open and that do not exist here to be created below DIR
     ///
     /// May be repeated; without it no file is created. The source has to send the files (`gpucr migrate --files
@@ -169,7 +176,8 @@ pub(crate) fn run(args: &ReceiveArgs) -> Outcome {
     };
     let link = connect(args, &signals)?;
     let progress = display::progress(args.json || args.stdio);
-    let mut restore = Restorer::new(&signals, outputs, network);
+    let hook = args.exec_before_resume.clone();
+    let mut restore = Restorer::new(&signals, outputs, network, hook);
     let received = migrate::receive(link, &incoming, progress.as_ref(), &mut restore);
     drop(progress);
     let received = received?;
@@ -339,7 +347,8 @@ fn resume(args: &ReceiveArgs, id: MigrationId, signals: &SignalPlan) -> Outcome 
         let named = record.name_outputs(&outputs);
         named.map_err(|error| CliError::from(error).state("Nothing was changed."))?;
     }
-    let mut restore = Restorer::new(signals, outputs, network);
+    let hook = args.exec_before_resume.clone();
+    let mut restore = Restorer::new(signals, outputs, network, hook);
     let brought = record.restore(&mut restore);
     let brought = brought.map_err(|error| {
         CliError::from(error).state("The program does not run; its image is as it was.")

@@ -266,7 +266,7 @@ pub enum Error {
     Interrupted,
     #[error("the watchdog, which guards the program, did not start or has died: {0}")]
     Watchdog(io::Error),
-    #[error("the command to run before the program goes on failed: {command}: {how}")]
+    #[error("the command to run before the program is stopped or goes on failed: {command}: {how}")]
     Hook { command: String, how: String },
     #[error(transparent)]
     Injected(#[from] Injected),

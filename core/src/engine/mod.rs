@@ -7,6 +7,7 @@ pub(crate) mod device_state;
 pub mod dump;
 pub mod error;
 pub mod extract;
+mod hook;
 pub mod hostile;
 pub mod interrupted;
 mod kept_files;

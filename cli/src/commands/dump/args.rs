@@ -1,5 +1,6 @@
 //! The options of `gpucr dump`.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -82,6 +83,13 @@ pub(crate) struct DumpArgs {
     /// [default: a quarter of what is available]. What does not fit is written to disk before the program continues
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) host_memory_limit: Option<u64>,
+    /// Run CMD in a shell before the program is stopped, such as one that takes a server out of a load balancer
+    ///
+    /// In its environment GPUCR_PID is the pid of the program and GPUCR_IMAGE the image that is being made. What CMD
+    /// prints goes to stderr. If it fails, so does the dump, and the program keeps running. With --every it runs before
+    /// each dump.
+    #[arg(long, value_name = "CMD")]
+    pub(crate) exec_before_stop: Option<OsString>,
     /// How long the program may take to come to a halt
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration)]
     pub(crate) timeout: Duration,

@@ -73,6 +73,17 @@ pub(crate) struct MigrateArgs {
     /// keeps its output, and this command exits with status 255. See docs/migration.md.
     #[arg(long)]
     pub(crate) relay: bool,
+    /// Run CMD in a shell here before the program is stopped
+    ///
+    /// In its environment GPUCR_PID is the pid of the program. What CMD prints goes to stderr. If it fails, so does the
+    /// migration, and the program keeps running here.
+    #[arg(long, value_name = "CMD")]
+    pub(crate) exec_before_stop: Option<OsString>,
+    /// With ssh: run CMD in a shell there once the processes exist, before any of them runs
+    ///
+    /// This becomes an option of `gpucr receive` there; if you start that by hand, give it this option instead.
+    #[arg(long, value_name = "CMD")]
+    pub(crate) exec_before_resume: Option<String>,
     /// With ssh: append the program's standard output to FILE there, if it is a pipe here
     ///
     /// Without this option such output goes to /dev/null there, unless it is relayed. If you start `gpucr receive` by

@@ -45,9 +45,11 @@ pub(super) fn connect(
     let is_ssh = matches!(args.to, Some(To::Ssh { .. }));
     let names = !args.device_map.is_empty() || !args.files_below.is_empty();
     let places = args.new_pids || args.netns.is_some();
-    let is_for_it = places || names || args.stdout.is_some() || args.stderr.is_some();
+    let outputs = args.stdout.is_some() || args.stderr.is_some();
+    let is_for_it = places || names || outputs || args.exec_before_resume.is_some();
     if !is_ssh && is_for_it {
-        let what = "--new-pids, --netns, --device-map, --files-below, --stdout and --stderr are for the other side";
+        let what = "--new-pids, --netns, --device-map, --files-below, --exec-before-resume, --stdout and --stderr are for \
+                    the other side";
         return Err(
             CliError::new(USAGE, what).help("give them to `gpucr receive`, which you have started")
         );
@@ -150,8 +152,9 @@ fn ssh(
     for below in &args.files_below {
         there.extend(["--files-below".into(), below.to_string_lossy().into_owned()]);
     }
-    for (option, file) in [("--stdout", &args.stdout), ("--stderr", &args.stderr)] {
-        there.extend(file.as_ref().map(|file| format!("{option}={file}")));
+    let (stdout, stderr) = (("--stdout", &args.stdout), ("--stderr", &args.stderr));
+    for (option, value) in [stdout, stderr, ("--exec-before-resume", &args.exec_before_resume)] {
+        there.extend(value.as_ref().map(|value| format!("{option}={value}")));
     }
     there.extend(store.into_iter().flat_map(|store| ["--store".into(), store.to_owned()]));
     let there: Vec<String> = there.iter().map(|word| shell_word(Path::new(word))).collect();

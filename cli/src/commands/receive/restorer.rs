@@ -1,5 +1,6 @@
 //! Restores of programs that have come.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -23,6 +24,8 @@ pub(super) struct Restorer<'s> {
     outputs: OutputFiles,
     /// Where the program gets its network, if that is not gpucr's.
     network: Option<NetworkNamespace>,
+    /// Run in a shell before the program runs.
+    hook: Option<OsString>,
     /// These files, for a restore that is to be started now.
     files: Files,
     /// Device memory for the next restore.
@@ -68,10 +71,11 @@ impl<'s> Restorer<'s> {
         signals: &'s SignalPlan,
         outputs: OutputFiles,
         network: Option<NetworkNamespace>,
+        hook: Option<OsString>,
     ) -> Self {
         let (files, memory, awaits) = ([None, None, None], None, None);
         let (made, relay, standing_by) = (None, None, None);
-        Self { signals, outputs, network, files, memory, awaits, made, relay, standing_by }
+        Self { signals, outputs, network, hook, files, memory, awaits, made, relay, standing_by }
     }
 
     /// What relays the standard streams of the program, which runs: the link is its own from now on.
@@ -94,6 +98,9 @@ impl<'s> Restorer<'s> {
             let network = network.as_fd();
             command.args(["--network", &network.as_raw_fd().to_string()]);
             let_through(&mut command, &[&network]);
+        }
+        if let Some(hook) = &self.hook {
+            command.arg("--exec-before-resume").arg(hook);
         }
         command.stdin(Stdio::null());
         self.begin_relay_without_link(record)?;

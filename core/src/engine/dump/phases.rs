@@ -75,7 +75,8 @@ impl Precopied {
     /// The phase `gate`.
     fn close_gates(self, task: &mut Task<'_>) -> Result<Gated, Setback> {
         let Self { mut prepared } = self;
-        let closed = task.enter(Phase::Gate, None).and_then(|()| {
+        let closed = stop::announce(task).and_then(|()| {
+            task.enter(Phase::Gate, None)?;
             stop::meet(task)?;
             task.made.standstill.begin();
             if let Some(peer) = task.options.target.peer() {

@@ -1,5 +1,6 @@
 //! What a dump is asked for, and what it reports.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -35,6 +36,8 @@ pub struct Options {
     /// Most bytes of gpucr's own for host memory that is saved after the program goes on; none takes up to a quarter of
     /// what can be had.
     pub host_memory_limit: Option<u64>,
+    /// Run in a shell before the program is stopped.
+    pub before_stop: Option<OsString>,
     /// Limit for closing the gate and draining, and for the driver's lock.
     pub timeout: Duration,
     /// Wait, for so long at most, until each program comes back from a call by which it waits for the device, and stop it

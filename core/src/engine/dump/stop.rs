@@ -5,18 +5,33 @@ use gpucr_wire::Block;
 
 use super::halt::{Halted, halt_all};
 use super::preflight;
-use super::report::LetThrough;
+use super::report::{LetThrough, Target};
 use super::task::Task;
 use crate::base::faults::fault;
 use crate::cuda::Reserver;
 use crate::engine::cuda_process::CudaProcess;
 use crate::engine::device_state::DeviceStates;
 use crate::engine::error::Error;
+use crate::engine::hook;
 use crate::engine::interrupted::Interrupted;
 use crate::engine::memory::{Bulk, joined};
 use crate::engine::multicast;
 use crate::engine::opened;
 use crate::host::process::AgentError;
+
+/// Runs what the user wants to be run before the program is stopped.
+///
+/// # Errors
+/// [`Error::Hook`]; or the dump is to end.
+pub(super) fn announce(task: &Task<'_>) -> Result<(), Error> {
+    let options = task.options;
+    let Some(command) = &options.before_stop else { return Ok(()) };
+    let image = match &options.target {
+        Target::Image(destination) => Some(destination.path()),
+        Target::Peer(_) => None,
+    };
+    hook::run(command, image.as_deref(), options.pid, &options.stop)
+}
 
 /// Where that is asked for, waits until each program has come back from a call by which it waits for the device, and has
 /// its gate begin to close behind it. One that makes no such call in time is stopped where it is.

@@ -1,5 +1,6 @@
 //! The source's side: a dump whose image goes to the other side, and then the program does.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -36,6 +37,8 @@ pub struct Wishes {
     pub patience: Duration,
     /// How memory is to be copied; none leaves the choice to gpucr.
     pub protocol: Option<Protocol>,
+    /// Run in a shell before it is stopped.
+    pub before_stop: Option<OsString>,
     /// Limit for closing the gate and draining, and for the driver's lock.
     pub timeout: Duration,
     /// How chunks are compressed.
@@ -208,6 +211,7 @@ fn options(wishes: &Wishes, peer: &Arc<Outgoing>) -> Options {
         protocol: wishes.protocol,
         shadow_memory: None,
         host_memory_limit: None,
+        before_stop: wishes.before_stop.clone(),
         timeout: wishes.timeout,
         compression: wishes.compression,
         shell_job: wishes.shell_job,

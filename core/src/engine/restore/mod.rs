@@ -15,7 +15,6 @@ pub(crate) mod driver;
 mod extract;
 mod files;
 mod given;
-mod hook;
 pub(super) mod lacks;
 mod late;
 mod load;

@@ -12,7 +12,6 @@ use super::bulk;
 use super::criu::{Late, Maker, Making, Start, Streams};
 use super::extract::Extracting;
 use super::files::Files;
-use super::hook;
 use super::lacks::{self, leaves_network};
 use super::late::{self, HostSide};
 use super::load::{Done, Load};
@@ -36,6 +35,7 @@ use crate::cuda::HostDriver;
 use crate::engine::cuda_process::{CudaProcess, make_teams_whole};
 use crate::engine::device_state;
 use crate::engine::error::{Error, Failure, Left};
+use crate::engine::hook;
 use crate::engine::multicast;
 use crate::engine::watchdog::Watchdog;
 use crate::host::criu::{OnDemandMemory, RestoreError};
@@ -241,7 +241,8 @@ impl<'i> Begun<'i> {
             stdio::append(&manifest.processes);
             stdio::pass_on_unprocessed(&manifest.processes, &task.options.outputs);
             let command = options.before_resume.as_ref();
-            let run = |command| hook::run(command, &options.image, pids[0], &options.stop);
+            let image = Some(options.image.as_path());
+            let run = |command| hook::run(command, image, pids[0], &options.stop);
             command.map_or(Ok(()), |command| run(command.as_os_str()))?;
             options.may_they_run()
         };

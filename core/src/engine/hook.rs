@@ -1,4 +1,4 @@
-//! The command that a user has run before the program goes on.
+//! Commands that a user has run before a program is stopped, and before it goes on.
 
 use std::ffi::OsStr;
 use std::os::unix::process::CommandExt;
@@ -13,18 +13,24 @@ use crate::engine::error::Error;
 const POLL: Duration = Duration::from_millis(2);
 
 /// Runs `command` in a shell and waits for it. What it prints goes to stderr. It gets the pid of the
-/// program's root in `GPUCR_PID`, and the image in `GPUCR_IMAGE`.
+/// program's root in `GPUCR_PID`, and the image, if there is one here, in `GPUCR_IMAGE`.
 ///
 /// # Errors
 /// The command cannot be started or fails; or `stop` is set, which ends it and whatever it has started in its
 /// process group.
-pub(super) fn run(command: &OsStr, image: &Path, pid: u32, stop: &AtomicBool) -> Result<(), Error> {
+pub(super) fn run(
+    command: &OsStr,
+    image: Option<&Path>,
+    pid: u32,
+    stop: &AtomicBool,
+) -> Result<(), Error> {
     let failed = |how: String| Error::Hook { command: command.to_string_lossy().into_owned(), how };
     let mut child = Command::new("/bin/sh")
         .arg("-c")
         .arg(command)
         .env("GPUCR_PID", pid.to_string())
-        .env("GPUCR_IMAGE", image)
+        .env_remove("GPUCR_IMAGE")
+        .envs(image.map(|image| ("GPUCR_IMAGE", image)))
         .stdin(Stdio::null())
         .stdout(std::io::stderr())
         .process_group(0)
