@@ -27,6 +27,11 @@ use crate::events::Events;
 use crate::failure::{self, CliError, FAILED};
 use crate::{display, signals};
 
+/// What holds if gpucr ends before its work is finished.
+const SETTLED_BY_WATCHDOG: &str = "gpucr could not wait until its work was finished. The watchdog settles the rest: `gpucr \
+                                   migrate --list` tells whether the program was handed over; if not, it keeps running \
+                                   here.";
+
 pub(crate) fn run(args: &MigrateArgs) -> Outcome {
     if args.list {
         return list(args.json);
@@ -111,16 +116,8 @@ pub(crate) fn run(args: &MigrateArgs) -> Outcome {
 
 /// What holds if gpucr cannot wait for what it is at, and ends.
 fn settled(is_dry: bool) -> impl FnOnce() -> String + Send {
-    move || {
-        match is_dry {
-        true => "Nothing was changed.".into(),
-        false => {
-            "gpucr could not wait until its work was finished. The watchdog settles the rest: `gpucr migrate --list` \
-            tells whether the program was handed over; if not, it keeps running here."
-                .into()
-        }
-    }
-    }
+    let state = if is_dry { "Nothing was changed." } else { SETTLED_BY_WATCHDOG };
+    || state.to_owned()
 }
 
 /// What the timeline says of the migration.

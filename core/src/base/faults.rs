@@ -35,14 +35,15 @@ pub(crate) fn is_asked(kind: &str, name: &str) -> bool {
 /// A failure on demand, for tests, in debug builds only: `GPUCR_FAULT=kill:PHASE` ends gpucr with SIGKILL when it
 /// enters the phase, `fail:PHASE` makes the phase fail, `pause:PHASE` holds it up there for two seconds, and
 /// `hold:PHASE` until the file is there that `GPUCR_FAULT_FILE` names. As phases count `detached`, the moment after
-/// each process has been detached, `validated`, the one at which hashing all memory has ended, while programs are being
-/// detached with `recopy`, `left-memory`, the one at which memory that CRIU has left in frozen processes is about to be
-/// read (a failure there has CRIU asked to write it), `host-memory`, the one at which the host memory of restored
-/// processes is in its place, `holder`, the one at which the holder of a warm image has made room for its memory, `greeted`, the one at which their agents have answered, `attached`, those at which one of
-/// them has its device memory, `passed`, the one after which signals are the program's, of a migration `suspended` and `decided`, the moments before and after its decision, and
-/// `completed`, the one at which the destination has an image, `deferred`, those at which a chunk has been stored while the
-/// program runs again, and `left-alone`, the one at which a watchdog has found that its gpucr has died (both only `pause`
-/// and `hold`).
+/// each process has been detached, `validated`, the one at which hashing all memory has ended, while programs are
+/// being detached with `recopy`, `left-memory`, the one at which memory that CRIU has left in frozen processes is
+/// about to be read (a failure there has CRIU asked to write it), `host-memory`, the one at which the host memory
+/// of restored processes is in its place, `holder`, the one at which the holder of a warm image has made room for
+/// its memory, `greeted`, the one at which their agents have answered, `attached`, those at which one of them has
+/// its device memory, `passed`, the one after which signals are the program's, of a migration `suspended` and
+/// `decided`, the moments before and after its decision, and `completed`, the one at which the destination has an
+/// image, `deferred`, those at which a chunk has been stored while the program runs again, and `left-alone`, the
+/// one at which a watchdog has found that its gpucr has died (both only `pause` and `hold`).
 ///
 /// # Errors
 /// The one that was asked for.

@@ -86,8 +86,8 @@ pub(crate) struct DumpArgs {
     /// Run CMD in a shell before the program is stopped, such as one that takes a server out of a load balancer
     ///
     /// In its environment GPUCR_PID is the pid of the program and GPUCR_IMAGE the image that is being made. What CMD
-    /// prints goes to stderr. If it fails, so does the dump, and the program keeps running. With --every it runs before
-    /// each dump.
+    /// prints goes to stderr. If it fails, so does the dump, and the program keeps running. It runs before
+    /// each dump of --every, and again when a dump starts over.
     #[arg(long, value_name = "CMD")]
     pub(crate) exec_before_stop: Option<OsString>,
     /// How long the program may take to come to a halt
