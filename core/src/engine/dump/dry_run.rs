@@ -105,6 +105,10 @@ fn of_processes(options: &Options, tree: Tree, found: &mut Vec<Error>) {
                 }
             }
         }
+        // A dump hears it from CRIU.
+        if !limits::can_be_read(process.pid) {
+            found.push(Error::OtherUser { pid: process.pid });
+        }
         match inspect(&process, &drivers, options) {
             Ok(Some(Inspected { cuda, driver, agent, .. })) => {
                 blocks += cuda.counts.blocks;

@@ -409,9 +409,6 @@ pub(super) fn inspect(
     if let Some(kind) = ["ipc", "uts", "time"].into_iter().find(other) {
         return Err(Error::OtherNamespace { pid, root, kind });
     }
-    if !limits::can_be_read(pid) {
-        return Err(Error::OtherUser { pid });
-    }
     if Agent::listens(process) {
         if process.is_suspended() {
             return Err(Error::Suspended { pid });
