@@ -220,6 +220,23 @@ fn a_program_goes_to_a_pid_namespace_and_back() -> Result<()> {
     ends_well(&mut program, &expected)
 }
 
+/// A reason is told as one on both sides, wherever in the conversation it comes.
+#[test]
+fn a_source_that_gives_up_before_its_offer_says_why() -> Result<()> {
+    let lab = Lab::new();
+    // It has nothing of CUDA.
+    let mut command = std::process::Command::new("sleep");
+    command.arg("1000");
+    let mut sleeper = lab.spawn(command, "sleep.log")?;
+    let sides = Pair::new(&lab, &sleeper)?.run(&mut sleeper)?;
+    sleeper.kill();
+    ensure!(!sides.source.status.success() && !sides.destination.status.success());
+    let told = String::from_utf8_lossy(&sides.destination.stderr).into_owned();
+    ensure!(told.contains("the source gave up the migration"), "{}", sides.show());
+    ensure!(!sides.show().contains("makes no sense"), "{}", sides.show());
+    Ok(())
+}
+
 #[test]
 fn commands_run_on_both_sides_before_it_stops_and_before_it_goes_on() -> Result<()> {
     let expected = undisturbed(WORKLOAD, &ARGS[..2])?;

@@ -344,3 +344,32 @@ fn streams_are_relayed_where_ssh_leads() -> Result<()> {
     ensure!(lines_with(&program, "heard ") == ["one", "two"], "{}", program.output());
     Ok(())
 }
+
+/// ssh ends later than gpucr, which has something to say all the same.
+#[test]
+fn an_interrupted_relay_says_what_holds_though_ssh_is_slow() -> Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    let lab = Lab::new();
+    let ssh = lab.path("ssh");
+    std::fs::write(&ssh, "#!/bin/sh\nfor last; do :; done\nsh -c \"$last\"; sleep 30\n")?;
+    std::fs::set_permissions(&ssh, PermissionsExt::from_mode(0o755))?;
+    let (mut program, _pipes) = lab.at_work_in_pipes(WORKLOAD, &ARGS)?;
+    let mut command = lab.gpucr();
+    let to = format!("ssh://root@elsewhere{}", lab.path("store").display());
+    command.args(["migrate", "--relay", "--json", "--pid", &program.pid.to_string(), "--to", &to]);
+    command.arg("--ssh").arg(&ssh).arg("--remote-gpucr").arg(binary("gpucr"));
+    let source = Side::start(&mut command)?;
+    until("it is known that it runs there", || {
+        program.is_running();
+        source.said().contains("new_pid")
+    })?;
+    // SAFETY: sends a signal to a child that nobody has waited for.
+    unsafe { libc::kill(source.pid() as i32, libc::SIGINT) };
+    let output = source.end()?;
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(output.status.code() == UNKNOWN, "{}", show(&output));
+    ensure!(told.contains("continues there") && told.contains(".output"), "{told}");
+    ensure!(!told.contains("keeps running here"), "{told}");
+    program.kill();
+    Ok(())
+}

@@ -189,6 +189,8 @@ pub fn is_so_there(
             let id = id(&record);
             refused(&there.receive(&["--resume", &id])?, 1, &["Nothing was changed"])?;
             ensure!(end != End::StaysWithImage || images(lab) == 1, "it has an image");
+            let runs = there.receive(&["--abort", &id, "--running"])?;
+            refused(&runs, 1, &["does not run here", "Nothing was changed"])?;
             let aborted = there.receive(&["--abort", &id])?;
             ensure!(aborted.status.success(), "{}", show(&aborted));
         }
