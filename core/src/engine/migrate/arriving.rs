@@ -70,7 +70,7 @@ impl Chunks {
         give: &dyn Fn(Entry, Vec<u8>) -> bool,
     ) -> Result<(), Error> {
         if !self.state.lock().0.remove(&entry.id) {
-            return Err(unexpected(&Frame::Chunk(entry, Vec::new())).into());
+            return Err(unexpected(Frame::Chunk(entry, Vec::new())).into());
         }
         if !give(entry, stored) {
             return Err(Error::CopyIncomplete);
@@ -230,8 +230,7 @@ fn read(
             Frame::Message(message @ Message::Manifest { .. }) => {
                 return Ok(Arrived { body, message, chunks: chunks.came(), ahead: None });
             }
-            Frame::Message(Message::Abort { why }) => return Err(Error::GivenUp { why }),
-            other => return Err(unexpected(&other).into()),
+            other => return Err(unexpected(other).into()),
         }
     }
 }

@@ -14,7 +14,7 @@ pub(super) fn hello() -> Message {
 ///
 /// # Errors
 /// It is not; both versions are named.
-pub(super) fn check_hello(message: &Message) -> Result<(), LinkError> {
+pub(super) fn check_hello(message: Message) -> Result<(), LinkError> {
     match message {
         Message::Hello { protocol: PROTOCOL, manifest: MANIFEST_VERSION, .. } => Ok(()),
         Message::Hello { protocol, gpucr, manifest } => Err(LinkError::Protocol(format!(

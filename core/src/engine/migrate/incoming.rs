@@ -110,7 +110,7 @@ impl Task<'_> {
         self.clock.enter(Phase::Offer, None)?;
         let greeting = self.link.receive_message()?;
         self.link.send(&hello())?;
-        check_hello(&greeting)?;
+        check_hello(greeting)?;
         let _pulse = Pulse::start(self.link.clone());
         let mut taken = offer::take(&self.link, self.wishes, &mut self.watchdog)?;
         if taken.dry_run {
@@ -191,7 +191,7 @@ impl Task<'_> {
         restore: &mut dyn Restore,
     ) -> Result<Prepared, Error> {
         let Message::Manifest { id, version, signatures } = message else {
-            return Err(unexpected_message(&message).into());
+            return Err(unexpected_message(message).into());
         };
         let bad = |what: &str| LinkError::Protocol(format!("its manifest: {what}"));
         let manifest = Manifest::decode(version, body).map_err(bad)?;
@@ -352,7 +352,7 @@ impl Task<'_> {
                 self.remains = Remains::Nothing;
                 return Err(Error::GivenUp { why });
             }
-            other => return Err(unexpected_message(&other).into()),
+            other => return Err(unexpected_message(other).into()),
         }
         self.remains = Remains::Parked(id, path.clone());
         let restored = self.restore(&mut record, restore);

@@ -371,7 +371,7 @@ impl Link {
         }
         match self.receive_rest(&mut reader, len)? {
             Frame::Message(message) => Ok(message),
-            frame => Err(unexpected(&frame)),
+            frame => Err(unexpected(frame)),
         }
     }
 
@@ -422,7 +422,7 @@ impl Link {
                     bytes.extend(piece)
                 }
                 Frame::Message(message) => return Ok((bytes, message)),
-                frame => return Err(unexpected(&frame)),
+                frame => return Err(unexpected(frame)),
             }
         }
     }
@@ -431,7 +431,7 @@ impl Link {
     pub(super) fn receive_message(&self) -> Result<Message, LinkError> {
         match self.receive()? {
             Frame::Message(message) => Ok(message),
-            frame => Err(unexpected(&frame)),
+            frame => Err(unexpected(frame)),
         }
     }
 
@@ -526,15 +526,18 @@ fn is_ready(fd: BorrowedFd<'_>) -> Result<bool, LinkError> {
 }
 
 /// What came is not what was to come.
-pub(super) fn unexpected(frame: &Frame) -> LinkError {
-    LinkError::Protocol(format!("`{}` came where it makes no sense", frame.name()))
+pub(super) fn unexpected(frame: Frame) -> LinkError {
+    match frame {
+        Frame::Message(message) => unexpected_message(message),
+        other => LinkError::Protocol(format!("`{}` came where it makes no sense", other.name())),
+    }
 }
 
 /// The same of a message. Each side may say at any time why it does not go on.
-pub(super) fn unexpected_message(message: &Message) -> LinkError {
+pub(super) fn unexpected_message(message: Message) -> LinkError {
     match message {
-        Message::Failed { why } => LinkError::Refused(why.clone()),
-        Message::Abort { why } => LinkError::GivenUp(why.clone()),
+        Message::Failed { why } => LinkError::Refused(why),
+        Message::Abort { why } => LinkError::GivenUp(why),
         other => LinkError::Protocol(format!("`{}` came where it makes no sense", other.name())),
     }
 }

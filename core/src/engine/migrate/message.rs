@@ -334,7 +334,8 @@ impl Frame {
         let (kind, rest) = body.split_first().ok_or("a frame is empty")?;
         match *kind {
             MESSAGE if rest.len() <= MAX_MESSAGE => {
-                let message = Message::from_bytes(rest).map_err(|error| error.0)?;
+                let mut message = Message::from_bytes(rest).map_err(|error| error.0)?;
+                message.cut_texts();
                 Ok(Self::Message(message))
             }
             PIECE if rest.len() <= MAX_PIECE => {
@@ -374,6 +375,20 @@ fn framed(kind: u8, parts: &[&[u8]]) -> Vec<u8> {
     frame
 }
 
+impl Message {
+    /// Cuts what the other side has to say to people.
+    fn cut_texts(&mut self) {
+        match self {
+            Self::Refuse { reasons } => cut_reasons(reasons),
+            Self::Failed { why } | Self::Abort { why } => cut(why, MAX_REASONS.1),
+            Self::Hello { gpucr, .. } => cut(gpucr, MAX_VERSION),
+            _ => {}
+        }
+    }
+}
+
+/// Most bytes of a version of gpucr.
+const MAX_VERSION: usize = 40;
 /// Most reasons that are told, and most bytes of each.
 const MAX_REASONS: (usize, usize) = (100, 2000);
 
@@ -468,6 +483,29 @@ mod tests {
         assert!(chunk(&large[4..]).is_err());
         assert!(chunk(&frame[4..frame.len() - 1]).is_err(), "it is cut");
         assert!(Frame::decode(frame[4..CHUNK_BEGIN].to_vec()).is_err(), "it ends too early");
+    }
+
+    #[test]
+    fn what_is_told_to_people_is_cut() {
+        let long = || "ä".repeat(2000);
+        let received = |message: Message| {
+            let decoded = Frame::decode([&[MESSAGE][..], &message.to_bytes()].concat());
+            let Ok(Frame::Message(message)) = decoded else { panic!("a message") };
+            message
+        };
+        let whys = [Message::Failed { why: long() }, Message::Abort { why: long() }];
+        for message in whys {
+            let (Message::Failed { why } | Message::Abort { why }) = received(message) else {
+                panic!("as it was sent")
+            };
+            assert!(why.len() == MAX_REASONS.1 && why.starts_with('ä'));
+        }
+        let reasons = vec!["ä".repeat(1500); 101];
+        let Message::Refuse { reasons } = received(Message::Refuse { reasons }) else { panic!() };
+        assert!(reasons.len() == MAX_REASONS.0 && reasons.iter().all(|r| r.len() == 2000));
+        let hello = Message::Hello { protocol: 1, gpucr: long(), manifest: 2 };
+        let Message::Hello { gpucr, .. } = received(hello) else { panic!("as it was sent") };
+        assert_eq!(gpucr.len(), MAX_VERSION);
     }
 
     proptest! {

@@ -20,7 +20,7 @@ use super::fit::private_memory;
 use super::goal::Goal;
 use super::greeting::{check_hello, hello, named, namespace};
 use super::link::{LOOK, Link, LinkError, unexpected_message};
-use super::message::{MAX_STEPS, Message, Step, cut_reasons, offered};
+use super::message::{MAX_STEPS, Message, Step, offered};
 use super::record::{MigrationId, Record, Side, State};
 use super::relay::Ends;
 use super::relayed::Relayed;
@@ -121,7 +121,7 @@ impl Outgoing {
         // One that has ended may have said something before.
         let greeting = link.receive_greeting(terms.patience)?;
         sent?;
-        check_hello(&greeting)?;
+        check_hello(greeting)?;
         let state = Arc::new(Shared::default());
         let (sender, queue) = crossbeam_channel::bounded(QUEUE);
         let pool = rayon::ThreadPoolBuilder::new().build().map_err(|error| Error::Io {
@@ -258,11 +258,8 @@ impl Outgoing {
                 _ = self.state.streams.set(streams);
                 Ok(())
             }
-            Message::Refuse { mut reasons } => {
-                cut_reasons(&mut reasons);
-                Err(Error::Refused { reasons })
-            }
-            other => Err(unexpected_message(&other).into()),
+            Message::Refuse { reasons } => Err(Error::Refused { reasons }),
+            other => Err(unexpected_message(other).into()),
         }
     }
 
@@ -396,8 +393,7 @@ impl Outgoing {
                 }
                 Ok(pid)
             }
-            Message::Failed { why } => Err(Error::OtherSide { why }),
-            other => Err(unexpected_message(&other).into()),
+            other => Err(unexpected_message(other).into()),
         }
     }
 
@@ -452,8 +448,7 @@ impl Outgoing {
                 *self.prepared.lock() = Some((image, waits));
                 Ok(())
             }
-            Message::Failed { why } => Err(LinkError::Refused(why)),
-            other => Err(unexpected_message(&other)),
+            other => Err(unexpected_message(other)),
         }
     }
 }

@@ -168,7 +168,7 @@ fn receive_offer(link: &Link) -> Result<Offer, Error> {
         leads,
     } = message
     else {
-        return Err(unexpected_message(&message).into());
+        return Err(unexpected_message(message).into());
     };
     let hash = offered(&id, version, &body);
     let id = MigrationId(id);

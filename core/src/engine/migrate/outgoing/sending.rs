@@ -246,8 +246,7 @@ impl Sending {
         let is_lost = || streams.is_some_and(Streams::has_failed);
         match self.link.receive_unless(&is_lost)? {
             Some(Frame::Message(Message::Want { wanted })) if wanted.len() == asked => Ok(wanted),
-            Some(Frame::Message(Message::Failed { why })) => Err(LinkError::Refused(why)),
-            Some(other) => Err(unexpected(&other)),
+            Some(other) => Err(unexpected(other)),
             None => {
                 Err(streams.and_then(|streams| streams.check().err()).unwrap_or(LinkError::Closed))
             }

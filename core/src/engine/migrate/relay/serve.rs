@@ -162,9 +162,9 @@ impl Relay<'_> {
                     Message::Taken { stream, bytes } => self.output(stream)?.confirm(bytes)?,
                     Message::Closed { stream } => self.output(stream)?.refuse()?,
                     Message::Heard {} if is_told => return Ok(()),
-                    other => return Err(unexpected(&Frame::Message(other))),
+                    other => return Err(unexpected(Frame::Message(other))),
                 },
-                Some(other) => return Err(unexpected(&other)),
+                Some(other) => return Err(unexpected(other)),
             }
         }
     }

@@ -89,7 +89,7 @@ impl Hearing<'_> {
                     let end = end.ok_or_else(|| senseless("nothing ends so"))?;
                     return self.settle().map(|()| end);
                 }
-                other => return Err(unexpected(&other)),
+                other => return Err(unexpected(other)),
             }
         }
     }

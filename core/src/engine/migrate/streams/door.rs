@@ -189,7 +189,7 @@ impl Inside<'_> {
             let mut fill = |into: &mut [u8]| stream.read(into, &patience);
             match read_frame(len, link.buffers(), &mut fill)? {
                 Frame::Chunk(entry, stored) => (self.take)(entry, stored)?,
-                other => return Err(unexpected(&other).into()),
+                other => return Err(unexpected(other).into()),
             }
         }
     }
