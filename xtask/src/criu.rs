@@ -52,7 +52,7 @@ const TARBALLS: [(&str, &str); 2] = [
 
 /// The fourth number of the version of a CRIU that is built here, by which gpucr knows what is [`CHANGED`] in it
 /// (`core/src/host/criu/find.rs`).
-const CHANGES: u32 = 3;
+const CHANGES: u32 = 4;
 
 /// What is changed in CRIU before it is built: the file, the text, which is there once, and what takes its place.
 ///
@@ -63,9 +63,14 @@ const CHANGES: u32 = 3;
 /// terabyte of them, as CUDA's driver reserves them. Here it copies what is listed. And it asks the kernel of every page
 /// whether it is there, on one thread. Here it lists a mapping that it leaves as a whole, if the kernel can tell guards
 /// from pages (Linux 6.16), and gpucr finds on all cores what is there (`core/src/host/criu/pages/left.rs`); but not one
-/// in which a thread has its stack, since CRIU writes that itself. All of this takes time for which the
-/// program stands still. Whoever gives this CRIU `--lazy-pages` by hand finds that it has no page for him.
-const CHANGED: [(&str, &str, &str); 4] = [
+/// in which a thread has its stack, since CRIU writes that itself.
+///
+/// To read the flags of mappings from `smaps`, CRIU has the kernel count all pages of the program. Here it asks whoever
+/// has started it, over a socket, for a file that has the same lines without the counts
+/// (`core/src/host/criu/mappings.rs`), and reads `smaps` if it gets none.
+///
+/// All of this takes time for which the program stands still. Whoever gives this CRIU `--lazy-pages` by hand finds that it has no page for him.
+const CHANGED: [(&str, &str, &str); 6] = [
     (
         "criu/mem.c",
         "ret = page_pipe_add_page(pp, vaddr, ppb_flags);",
@@ -104,6 +109,25 @@ const CHANGED: [(&str, &str, &str); 4] = [
         "memcpy(pargs_iovs(args), pp->iovs, sizeof(struct iovec) * pp->nr_iovs);",
         "memcpy(pargs_iovs(args), pp->iovs, sizeof(struct iovec) * pp->free_iov);",
     ),
+    (
+        "criu/proc_parse.c",
+        "int parse_smaps(pid_t pid,",
+        "#include \"common/scm.h\"
+
+static int open_smaps(pid_t pid)
+{
+	const char *named = getenv(\"GPUCR_MAPPINGS\");
+	int sk = named ? atoi(named) : -1;
+	int fd = -1;
+
+	if (sk > STDERR_FILENO && send(sk, &pid, sizeof(pid), MSG_NOSIGNAL) == sizeof(pid))
+		fd = recv_fd(sk);
+	return fd >= 0 ? fd : open_proc(pid, \"smaps\");
+}
+
+int parse_smaps(pid_t pid,",
+    ),
+    ("criu/proc_parse.c", "f.fd = open_proc(pid, \"smaps\");", "f.fd = open_smaps(pid);"),
 ];
 
 /// What building CRIU needs.

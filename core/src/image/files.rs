@@ -181,12 +181,8 @@ pub fn unknown_bytes(size: u64, reused: &Reused) -> u64 {
 
 /// What is not `reused` of a file of so many bytes, in pieces of at most [`SPAN`].
 fn unknown(size: u64, reused: &Reused) -> Vec<Range<u64>> {
-    let spans = parts(size, reused).into_iter().filter_map(|part| match part {
-        FilePart::Stretch(stretch) => Some(spans(stretch)),
-        FilePart::Reused(_) => None,
-    });
     let within = |span: Range<u64>| span.start..span.end.min(span.start + SPAN as u64);
-    spans.flatten().map(within).collect()
+    stretches(size, reused).flat_map(spans).map(within).collect()
 }
 
 /// The first `len` bytes of a buffer that grows as far as it has to.
@@ -217,23 +213,31 @@ enum FilePart {
 }
 
 /// The parts of a file of so many bytes, in their order.
-fn parts(size: u64, reused: &Reused) -> Vec<FilePart> {
-    let (mut parts, mut at) = (Vec::new(), 0);
-    for (begin, chunk) in reused {
-        let end = begin.saturating_add(chunk.len.into());
-        if *begin < at || end > size || chunk.len == 0 {
-            continue;
+fn parts(size: u64, reused: &Reused) -> impl Iterator<Item = FilePart> {
+    let mut at = 0;
+    // What is behind the last that is reused comes as if an empty one followed.
+    let ends = reused.iter().map(Some).chain([None]);
+    ends.flat_map(move |placed| {
+        let (begin, end) = match placed {
+            Some((begin, chunk)) => (*begin, begin.saturating_add(chunk.len.into())),
+            None => (size, size),
+        };
+        if begin < at || end > size || placed.is_some_and(|(_, chunk)| chunk.len == 0) {
+            return [None, None];
         }
-        if *begin > at {
-            parts.push(FilePart::Stretch(at..*begin));
-        }
-        parts.push(FilePart::Reused(*chunk));
+        let stretch = (begin > at).then_some(FilePart::Stretch(at..begin));
         at = end;
-    }
-    if size > at {
-        parts.push(FilePart::Stretch(at..size));
-    }
-    parts
+        [stretch, placed.map(|(_, chunk)| FilePart::Reused(*chunk))]
+    })
+    .flatten()
+}
+
+/// The parts that are not known.
+fn stretches(size: u64, reused: &Reused) -> impl Iterator<Item = Range<u64>> {
+    parts(size, reused).filter_map(|part| match part {
+        FilePart::Stretch(stretch) => Some(stretch),
+        FilePart::Reused(_) => None,
+    })
 }
 
 /// The spans of a stretch: each goes from its place to the end of the stretch.
@@ -251,17 +255,11 @@ fn store_but(
     reused: &Reused,
     read: &ReadAt<'_>,
 ) -> Result<Vec<FileChunk>, ImageError> {
-    let parts = parts(size, reused);
-    let stretches: Vec<Range<u64>> = parts
-        .iter()
-        .filter_map(|part| match part {
-            FilePart::Stretch(stretch) => Some(stretch.clone()),
-            FilePart::Reused(_) => None,
-        })
-        .collect();
-    let mut stored = store_stretches(chunks, path, &stretches, read)?.into_iter();
-    let mut all = Vec::new();
-    for part in parts {
+    let stretches: Vec<Range<u64>> = stretches(size, reused).collect();
+    let stored = store_stretches(chunks, path, &stretches, read)?;
+    let count = reused.len() + stored.iter().map(Vec::len).sum::<usize>();
+    let (mut stored, mut all) = (stored.into_iter(), Vec::with_capacity(count));
+    for part in parts(size, reused) {
         match part {
             FilePart::Stretch(stretch) => {
                 let cut = stored.next().unwrap_or_default();

@@ -31,6 +31,9 @@ const MAGIC: &[u8; 8] = b"gpucrIMG";
 /// Most bytes that a manifest may have; that of a 139 GiB image has about 3 MB.
 pub(crate) const MAX_MANIFEST: u64 = 256 << 20;
 
+/// Chunks that one thread encodes at a time.
+const BATCH: usize = 16 << 10;
+
 /// The kind of the section that has tags.
 pub(crate) const TAGS: &str = "tags";
 /// Most tags of an image that are read.
@@ -111,8 +114,8 @@ impl Manifest {
 
     /// The chunks that the image needs, in order, each once.
     pub fn chunk_ids(&self) -> Vec<ChunkId> {
-        let mut ids: Vec<ChunkId> =
-            self.parts().flat_map(|part| part.pieces()).map(|piece| piece.id).collect();
+        let mut ids = Vec::with_capacity(self.parts().map(|part| part.chunk_count()).sum());
+        self.parts().for_each(|part| part.add_ids(&mut ids));
         ids.par_sort_unstable();
         ids.dedup();
         ids
@@ -176,12 +179,47 @@ impl Manifest {
     /// The version and the body of its file.
     pub(crate) fn body(&self) -> Result<(u32, Vec<u8>), &'static str> {
         let cannot = |_| "it cannot be encoded";
-        let body = postcard::to_stdvec(self).map_err(cannot)?;
+        let body = self.encode_fields().map_err(cannot)?;
         if self.sections.is_empty() {
             return Ok((WITHOUT_SECTIONS, body));
         }
         let body = postcard::to_extend(&self.sections, body).map_err(cannot)?;
         Ok((MANIFEST_VERSION, body))
+    }
+
+    /// What postcard makes of the fields. A program stands still meanwhile, and CRIU's files can have millions of
+    /// chunks, so many threads encode these: in postcard form a structure is its fields one after the other, and a list
+    /// its length and what it has.
+    fn encode_fields(&self) -> Result<Vec<u8>, postcard::Error> {
+        let Self {
+            created,
+            gpucr_version,
+            hostname,
+            kernel,
+            protocol,
+            driver,
+            devices,
+            processes,
+            criu,
+            carried,
+            required,
+            bulk_bytes,
+            phases,
+            stopped_ms,
+            sections: _,
+        } = self;
+        let CriuImage { version, files, options } = criu;
+        let host = (created, gpucr_version, hostname, kernel);
+        let before = (host, protocol, driver, devices, processes, version, files.len());
+        let mut body = postcard::to_stdvec(&before)?;
+        for FileEntry { name, size, mode, chunks } in files {
+            body = postcard::to_extend(&(name, size, mode, chunks.len()), body)?;
+            let encoded: Vec<Vec<u8>> = chunks.par_chunks(BATCH).map(encode_chunks).collect();
+            body.reserve(encoded.iter().map(Vec::len).sum());
+            encoded.iter().for_each(|chunks| body.extend_from_slice(chunks));
+        }
+        let after = (options, carried, required, bulk_bytes, phases, stopped_ms);
+        postcard::to_extend(&after, body)
     }
 
     /// The words that a user has given the image; nothing if they make no sense.
@@ -304,6 +342,24 @@ impl Manifest {
         }
         Ok(())
     }
+}
+
+/// What postcard makes of these chunks, one after the other: the bytes of each address, and its length, seven bits in a
+/// byte, the lowest first.
+fn encode_chunks(chunks: &[FileChunk]) -> Vec<u8> {
+    /// Most bytes of one.
+    const MOST: usize = 32 + 5;
+    let mut encoded = Vec::with_capacity(chunks.len() * MOST);
+    for FileChunk { id, len } in chunks {
+        encoded.extend_from_slice(&id.0);
+        let mut rest = *len;
+        while rest > 0x7f {
+            encoded.push(rest as u8 | 0x80);
+            rest >>= 7;
+        }
+        encoded.push(rest as u8);
+    }
+    encoded
 }
 
 /// The BLAKE3 of a manifest file of this version with this body.

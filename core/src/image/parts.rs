@@ -5,7 +5,7 @@ use std::path::Path;
 use super::manifest::{
     Block, CarriedFile, FileChunk, FileEntry, Manifest, Piece, Process, Section, Shim,
 };
-use crate::store::MAX_CHUNK;
+use crate::store::{ChunkId, MAX_CHUNK};
 
 /// Something that an image holds the bytes of.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -55,6 +55,25 @@ impl<'a> Part<'a> {
         let file = self.file().map(FileEntry::pieces);
         let memory = block.into_iter().flatten().chain(section.into_iter().flatten());
         memory.chain(file.into_iter().flatten())
+    }
+
+    /// How many chunks it has.
+    pub(super) fn chunk_count(&self) -> usize {
+        match *self {
+            Self::Block { block, .. } => block.chunks.len(),
+            Self::Section(section) => section.chunks.len(),
+            _ => self.file().map_or(0, |file| file.chunks.len()),
+        }
+    }
+
+    /// Adds the ids of its chunks.
+    pub(super) fn add_ids(&self, ids: &mut Vec<ChunkId>) {
+        let of = |chunks: &'a [FileChunk]| chunks.iter().map(|chunk| chunk.id);
+        match *self {
+            Self::Block { block, .. } => ids.extend_from_slice(&block.chunks),
+            Self::Section(section) => ids.extend(of(&section.chunks)),
+            _ => ids.extend(self.file().into_iter().flat_map(|file| of(&file.chunks))),
+        }
     }
 
     /// Whether its chunks fit its size.

@@ -10,7 +10,7 @@ use super::*;
 use crate::base::progress::Quiet;
 use crate::image::verify::verify;
 use crate::store::tests::{noise, text};
-use crate::store::{Compression, MAX_CHUNK};
+use crate::store::{ChunkId, Compression, MAX_CHUNK};
 
 pub(crate) fn manifest() -> Manifest {
     Manifest {
@@ -55,7 +55,7 @@ pub(crate) fn manifest() -> Manifest {
     }
 }
 
-pub(crate) fn block(chunks: Vec<crate::store::ChunkId>, size: u64) -> CudaProcess {
+pub(crate) fn block(chunks: Vec<ChunkId>, size: u64) -> CudaProcess {
     CudaProcess {
         blocks: vec![Block {
             id: 1,
@@ -287,7 +287,7 @@ fn a_manifest_with_a_missing_chunk_is_not_committed() {
     let dir = tempfile::tempdir().unwrap();
     let writer = ImageWriter::create(&dir.path().join("image"), Compression::None).unwrap();
     let mut manifest = manifest();
-    manifest.processes[0].cuda = Some(block(vec![crate::store::ChunkId([9; 32])], 100));
+    manifest.processes[0].cuda = Some(block(vec![ChunkId([9; 32])], 100));
     let error = writer.commit(&manifest).unwrap_err();
     assert!(matches!(error, ImageError::MissingChunk { .. }), "{error}");
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
@@ -360,7 +360,7 @@ fn hostile_manifests_are_refused() {
     assert!(decode(&bad).is_err());
     bad.processes[0].cuda = Some(block(vec![], u64::MAX));
     assert!(decode(&bad).is_err());
-    let chunk = |len| FileChunk { id: crate::store::ChunkId([9; 32]), len };
+    let chunk = |len| FileChunk { id: ChunkId([9; 32]), len };
     for (size, lens, fits) in [
         (0, vec![], true),
         (5, vec![2, 3], true),
@@ -440,6 +440,28 @@ fn a_manifest_with_sections_is_read_as_it_was_written() {
 }
 
 #[test]
+fn files_with_many_chunks_are_written_as_postcard_writes_them() {
+    let chunk = |number: u32| FileChunk { id: ChunkId::of(&number.to_le_bytes()), len: number };
+    // Lengths of one byte to five, and more chunks than one thread encodes at a time.
+    let lens = [1, 0x7f, 0x80, 0x3fff, 0x4000, 0x1f_ffff, 0x20_0000, 0x0fff_ffff, u32::MAX];
+    let file = |name: &str, chunks: Vec<FileChunk>| FileEntry {
+        name: name.to_owned(),
+        size: 0x1234_5678_9abc,
+        mode: 0o600,
+        chunks,
+    };
+    let mut manifest = manifest();
+    manifest.criu.files = vec![
+        file("pages-1.img", lens.into_iter().chain(1..40_000).map(chunk).collect()),
+        file("core-1.img", Vec::new()),
+        file("mm-1.img", vec![chunk(5)]),
+    ];
+    manifest.criu.options = vec!["--shell-job".to_owned()];
+    let (_, body) = manifest.body().unwrap();
+    assert!(body == postcard::to_stdvec(&manifest).unwrap());
+}
+
+#[test]
 fn what_has_to_be_known_for_a_restore_is_known_or_refused_by_name() {
     let mut manifest = manifest();
     manifest.sections = vec![section("new-kind", vec![])];
@@ -460,7 +482,7 @@ fn hostile_sections_are_refused() {
         let (version, body) = manifest.body().unwrap();
         Manifest::decode(version, &body)
     };
-    let chunk = |len| FileChunk { id: crate::store::ChunkId([9; 32]), len };
+    let chunk = |len| FileChunk { id: ChunkId([9; 32]), len };
     assert!(decode(vec![section("a", vec![chunk(1), chunk(MAX_CHUNK as u32)])]).is_ok());
     for kind in ["", "A", "a b", "a/b", "\u{1b}", &"a".repeat(65)] {
         assert!(decode(vec![section(kind, vec![])]).is_err(), "{kind:?}");

@@ -21,7 +21,8 @@ use crate::image::trust::{PrivateKey, SIGNATURES};
 use crate::store::disk::{Disk, RealDisk};
 use crate::store::index::WriterId;
 use crate::store::{
-    ChunkSink, ChunkWriter, Compression, Place, SharedStore, StoredChunks, io_error, shared,
+    ChunkId, ChunkSink, ChunkWriter, Compared, Compression, Place, SharedStore, StoredChunks,
+    io_error, shared,
 };
 
 /// An image that is being written.
@@ -343,20 +344,27 @@ impl ImageWriter {
         // A program that is ended by its dump stands still meanwhile, and there can be millions of chunks: all cores
         // are used for what is done for each.
         let needed = manifest.chunk_ids();
-        let chunks = self.chunks();
-        if let Some(&id) = needed.par_iter().find_first(|id| !chunks.contains(id)) {
+        let missing = |id: ChunkId| {
             let of = |part: &Part<'_>| part.pieces().any(|piece| piece.id == id);
             let owner = manifest.parts().find(of).expect("it is of one of them").to_string();
-            return Err(ImageError::MissingChunk { id, owner });
-        }
+            Err(ImageError::MissingChunk { id, owner })
+        };
         let chunks = match self.chunks.take() {
             Some(Chunks::Packs(chunks)) => chunks,
-            Some(Chunks::Away(recipient)) => return self.hand_over(manifest, recipient.as_ref()),
+            Some(Chunks::Away(recipient)) => {
+                let sink = recipient.sink();
+                if let Some(id) = needed.par_iter().find_first(|id| !sink.contains(id)) {
+                    return missing(*id);
+                }
+                return self.hand_over(manifest, recipient.as_ref());
+            }
             None => unreachable!("nothing else takes them"),
         };
-        let shared: u64 =
-            needed.par_iter().filter_map(|id| chunks.shared_len(id)).map(u64::from).sum();
-        let unneeded_bytes = chunks.unneeded_bytes(&needed);
+        let compared = chunks.compare(&needed);
+        if let Some(id) = compared.missing {
+            return missing(id);
+        }
+        let Compared { shared_bytes, unneeded_bytes, .. } = compared;
         let finish = || chunks.finish();
         let (stats, manifest) = rayon::join(finish, || manifest.encode(&self.partial));
         let (stats, manifest) = (stats?, manifest?);
@@ -390,7 +398,7 @@ impl ImageWriter {
         }
         self.committed = true;
         let new_bytes = stats.stored_bytes + base_len + manifest_len + signatures_len;
-        let stored_bytes = new_bytes + shared;
+        let stored_bytes = new_bytes + shared_bytes;
         Ok(Committed { id, stored_bytes, new_bytes, unneeded_bytes, stats })
     }
 

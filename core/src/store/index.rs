@@ -344,11 +344,18 @@ impl Index {
         (MAX_INDEX as usize - 8).saturating_sub(packs * PACK_RECORD) / RECORD
     }
 
-    /// Writes the index file and syncs it. Sorts the entries; the packs are in order already.
-    /// Returns the file's length in bytes.
-    pub(crate) fn write(&mut self, disk: &dyn Disk, path: &Path) -> Result<u64, StoreError> {
-        let body = self
-            .encode()
+    /// Writes the index file and syncs it. The packs are in order, and so are the entries, those of each part behind
+    /// those of the one before. Returns the file's length in bytes.
+    ///
+    /// # Errors
+    /// It would be larger than the format's limit, or cannot be written or synced. A part of it may be there then.
+    pub(crate) fn write(
+        disk: &dyn Disk,
+        path: &Path,
+        packs: &[PackInfo],
+        parts: &[Vec<Entry>],
+    ) -> Result<u64, StoreError> {
+        let body = Self::encode(packs, parts)
             .ok_or_else(|| io_error("write", path, io::Error::from(io::ErrorKind::FileTooLarge)))?;
         Ok(write_framed(disk, path, INDEX_MAGIC, STORE_VERSION, &body)?.1)
     }
@@ -356,28 +363,34 @@ impl Index {
     /// The index file as bytes; none if it would be larger than the format's limit. Sorts the
     /// entries; the packs are in order already.
     pub(crate) fn encode_file(&mut self) -> Option<Vec<u8>> {
-        let body = self.encode()?;
+        self.entries.par_sort_unstable_by_key(|e| e.id);
+        let body = Self::encode(&self.packs, std::slice::from_ref(&self.entries))?;
         Some([&frame_header(INDEX_MAGIC, STORE_VERSION, &body)[..], &body].concat())
     }
 
-    fn encode(&mut self) -> Option<Vec<u8>> {
-        self.entries.par_sort_unstable_by_key(|e| e.id);
-        if self.entries.len() > Self::room(self.packs.len()) {
+    fn encode(packs: &[PackInfo], parts: &[Vec<Entry>]) -> Option<Vec<u8>> {
+        let entries: usize = parts.iter().map(Vec::len).sum();
+        if entries > Self::room(packs.len()) {
             return None;
         }
-        let len = 8 + self.packs.len() * PACK_RECORD + self.entries.len() * RECORD;
-        let mut body = Vec::with_capacity(len);
-        body.extend_from_slice(&(self.packs.len() as u32).to_le_bytes());
-        body.extend_from_slice(&(self.entries.len() as u32).to_le_bytes());
-        for pack in &self.packs {
-            body.extend_from_slice(&pack.id.0);
-            body.extend_from_slice(&pack.len.to_le_bytes());
+        // The kernel gives the pages of these zeros when they are first written, which many threads do.
+        let mut body = vec![0; 8 + packs.len() * PACK_RECORD + entries * RECORD];
+        let (counts, rest) = body.split_at_mut(8);
+        counts[..4].copy_from_slice(&(packs.len() as u32).to_le_bytes());
+        counts[4..].copy_from_slice(&(entries as u32).to_le_bytes());
+        let (named, records) = rest.split_at_mut(packs.len() * PACK_RECORD);
+        for (record, pack) in named.chunks_exact_mut(PACK_RECORD).zip(packs) {
+            record[..16].copy_from_slice(&pack.id.0);
+            record[16..].copy_from_slice(&pack.len.to_le_bytes());
         }
-        let records = body.len();
-        body.resize(len, 0);
-        let records = body[records..].par_chunks_mut(RECORD * BATCH);
-        records.zip(self.entries.par_chunks(BATCH)).for_each(|(records, entries)| {
-            let (records, _) = records.as_chunks_mut::<RECORD>();
+        let (mut records, _) = records.as_chunks_mut::<RECORD>();
+        let mut batches = Vec::new();
+        for entries in parts.iter().flat_map(|part| part.chunks(BATCH)) {
+            let own;
+            (own, records) = records.split_at_mut(entries.len());
+            batches.push((own, entries));
+        }
+        batches.into_par_iter().for_each(|(records, entries)| {
             records.iter_mut().zip(entries).for_each(|(record, entry)| *record = entry.record());
         });
         Some(body)

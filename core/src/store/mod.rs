@@ -51,4 +51,4 @@ pub(crate) use decode::{check_stored, decode_stored};
 pub(crate) use index::{INDEX, PACKS};
 pub(crate) use reader::{Source, Trust};
 pub(crate) use stored_chunks::StoredChunks;
-pub(crate) use writer::Place;
+pub(crate) use writer::{Compared, Place};

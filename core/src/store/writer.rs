@@ -19,8 +19,9 @@ use super::{ChunkId, Compression, Encoding, Entry, INDEX, MAX_CHUNK, PACKS, Stat
 
 /// A pack takes no further chunk once it has this many bytes.
 pub(super) const PACK_LIMIT: u64 = 1 << 30;
-/// The map of known chunks is cut into this many parts, each with a lock of its own.
-const SHARDS: usize = 64;
+/// The map of known chunks is cut into this many parts, each with a lock of its own: one for each first byte of their
+/// addresses, so that the parts are in the order of these.
+const SHARDS: usize = 256;
 /// Most lanes: beyond this, more threads do not write faster.
 const MAX_LANES: usize = 32;
 
@@ -35,7 +36,7 @@ const MAX_LANES: usize = 32;
 /// directory the owner of that removes them; in a shared store the drop does.
 pub struct ChunkWriter {
     place: Place,
-    known: Vec<Mutex<HashMap<ChunkId, Option<Entry>>>>,
+    known: Vec<Mutex<Shard>>,
     lanes: Vec<Mutex<Lane>>,
     turn: AtomicUsize,
     next_pack: AtomicU32,
@@ -49,6 +50,25 @@ pub struct ChunkWriter {
     chunks: AtomicU64,
     duplicates: AtomicU64,
     zeros: AtomicU64,
+}
+
+/// Chunks that were given, and how each that was written is stored.
+type Shard = HashMap<ChunkId, Option<Entry>>;
+
+/// Which of [`ChunkWriter`]'s shards has a chunk.
+fn shard_of(id: &ChunkId) -> usize {
+    id.0[0].into()
+}
+
+/// How the chunks that an image needs, and those that there are, go together.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Compared {
+    /// The first that is nowhere, if there is one.
+    pub(crate) missing: Option<ChunkId>,
+    /// Bytes in which the parent or the store has those that it has.
+    pub(crate) shared_bytes: u64,
+    /// Stored bytes of chunks that were written here and that the image does not need.
+    pub(crate) unneeded_bytes: u64,
 }
 
 /// Where a [`ChunkWriter`] writes, and what it need not write.
@@ -234,21 +254,31 @@ impl ChunkWriter {
         self.place.known.contains(id) || self.shard(id).lock().contains_key(id)
     }
 
-    /// Bytes in which the parent or the store has a chunk; none if they lack it.
-    pub(crate) fn shared_len(&self, id: &ChunkId) -> Option<u32> {
-        self.place.known.stored_len(id)
-    }
-
-    /// Stored bytes of the chunks that were written here and are not among `needed`, which are in
-    /// order.
-    pub(crate) fn unneeded_bytes(&self, needed: &[ChunkId]) -> u64 {
-        let of_shard = |shard: &Mutex<HashMap<ChunkId, Option<Entry>>>| -> u64 {
+    /// How the chunks that an image needs, each once and in order, and those that there are go together.
+    pub(crate) fn compare(&self, needed: &[ChunkId]) -> Compared {
+        let of_shard = |(number, shard): (usize, &Mutex<Shard>)| {
+            let first = needed.partition_point(|id| shard_of(id) < number);
+            let needed = needed[first..].iter().take_while(|id| shard_of(id) == number);
             let shard = shard.lock();
-            let entries = shard.values().flatten();
-            let unneeded = entries.filter(|entry| needed.binary_search(&entry.id).is_err());
-            unneeded.map(|entry| u64::from(entry.stored_len)).sum()
+            let len = |entry: &Entry| u64::from(entry.stored_len);
+            let unneeded_bytes = shard.values().flatten().map(len).sum();
+            let mut compared = Compared { missing: None, shared_bytes: 0, unneeded_bytes };
+            for id in needed {
+                let (own, shared) = (shard.get(id), self.place.known.stored_len(id));
+                compared.unneeded_bytes -= own.and_then(Option::as_ref).map_or(0, len);
+                compared.shared_bytes += u64::from(shared.unwrap_or(0));
+                if own.is_none() && shared.is_none() {
+                    compared.missing = compared.missing.or(Some(*id));
+                }
+            }
+            compared
         };
-        self.known.par_iter().map(of_shard).sum()
+        let shards = self.known.par_iter().enumerate().map(of_shard);
+        shards.reduce(Compared::default, |a, b| Compared {
+            missing: a.missing.or(b.missing),
+            shared_bytes: a.shared_bytes + b.shared_bytes,
+            unneeded_bytes: a.unneeded_bytes + b.unneeded_bytes,
+        })
     }
 
     /// Takes over a chunk as it is stored elsewhere; `stored` was checked. For a gc.
@@ -318,14 +348,14 @@ impl ChunkWriter {
             whole.into_iter().chain(other).try_for_each(|pack| self.seal(pack))
         })?;
         let mut stats = self.stats();
-        let mut index = self.gather(older)?;
-        if self.place.shared && index.entries.is_empty() {
+        let (packs, entries) = self.gather(older)?;
+        if self.place.shared && entries.iter().all(Vec::is_empty) {
             return Ok(stats);
         }
         let (disk, path) = (self.place.disk.clone(), self.place.index.clone());
         disk.sync_dir(&self.place.packs).map_err(|e| io_error("sync", &self.place.packs, e))?;
         let hidden = hidden_index(&path);
-        stats.stored_bytes += index.write(disk.as_ref(), &hidden)?;
+        stats.stored_bytes += Index::write(disk.as_ref(), &hidden, &packs, &entries)?;
         // The index is not taken back from here on: another dump may rely on it.
         self.published = true;
         disk.rename(&hidden, &path).map_err(|e| io_error("rename to", &path, e))?;
@@ -334,8 +364,8 @@ impl ChunkWriter {
         Ok(stats)
     }
 
-    /// The index of what was written, and of what was there.
-    fn gather(&self, older: Index) -> Result<Index, StoreError> {
+    /// The packs and the chunks of what was written, and of what was there: in order, the chunks in parts.
+    fn gather(&self, older: Index) -> Result<(Vec<PackInfo>, Vec<Vec<Entry>>), StoreError> {
         let written = self.sealed.lock();
         let mut packs = older.packs.clone();
         packs.extend(
@@ -352,21 +382,24 @@ impl ChunkWriter {
             }
             entry
         };
-        let mut entries = Vec::new();
+        let mut there = vec![Vec::new(); SHARDS];
         for entry in older.entries {
-            entries.push(renumber(entry, &|number| older.packs[number as usize].id));
+            let entry = renumber(entry, &|number| older.packs[number as usize].id);
+            there[shard_of(&entry.id)].push(entry);
         }
-        let of_shard = |shard: &Mutex<HashMap<ChunkId, Option<Entry>>>| {
-            let of = |(id, entry): (_, Option<Entry>)| {
+        let of_shard = |(shard, mut entries): (&Mutex<Shard>, Vec<Entry>)| {
+            let shard = std::mem::take(&mut *shard.lock());
+            entries.reserve(shard.len());
+            for (id, entry) in shard {
                 let entry = entry.ok_or(StoreError::UnknownChunk { id })?;
-                Ok(renumber(entry, &|number| self.pack_id(number)))
-            };
-            std::mem::take(&mut *shard.lock()).into_iter().map(of).collect()
+                entries.push(renumber(entry, &|number| self.pack_id(number)));
+            }
+            entries.sort_unstable_by_key(|entry| entry.id);
+            Ok(entries)
         };
-        let written: Result<Vec<Vec<Entry>>, StoreError> =
-            self.known.par_iter().map(of_shard).collect();
-        entries.extend(written?.into_iter().flatten());
-        Ok(Index { packs, entries })
+        let entries: Result<_, StoreError> =
+            self.known.par_iter().zip(there).map(of_shard).collect();
+        Ok((packs, entries?))
     }
 
     fn pack_id(&self, number: u32) -> PackId {
@@ -374,7 +407,7 @@ impl ChunkWriter {
     }
 
     fn shard(&self, id: &ChunkId) -> &Mutex<HashMap<ChunkId, Option<Entry>>> {
-        &self.known[id.0[0] as usize % SHARDS]
+        &self.known[shard_of(id)]
     }
 
     fn check_whole(&self) -> Result<(), StoreError> {

@@ -9,6 +9,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use super::error::CriuError;
 use super::find::Criu;
 use super::log;
+use super::mappings;
 use super::rpc::{Kind, Opts, Request};
 use super::swrk::{Start, Swrk, Work, above_stdio};
 use crate::host::network::NetworkNamespace;
@@ -122,12 +123,18 @@ impl Criu {
     /// CRIU cannot be started, or gpucr was asked to end.
     pub fn start_dump(&self, network: Option<&NetworkNamespace>) -> Result<DumpWorker, CriuError> {
         let (path, stop) = (self.path(), self.stop.clone());
-        let client =
-            gone_client().map_err(|source| CriuError::Run { path: path.into(), source })?;
-        let options = ["--ps-socket".to_owned(), client.as_raw_fd().to_string()];
-        let (options, inherit) = (&options, &[client.as_fd()]);
-        let in_session = false;
-        let start = Start { path, action: ACTION, options, inherit, in_session, network, stop };
+        let run = |source| CriuError::Run { path: path.into(), source };
+        let client = gone_client().map_err(run)?;
+        let options = &["--ps-socket".to_owned(), client.as_raw_fd().to_string()];
+        let mappings = self.asks_for_mappings().then(mappings::give).transpose().map_err(run)?;
+        let variable = mappings
+            .as_ref()
+            .map(|mappings| (mappings::VARIABLE, mappings.as_raw_fd().to_string()));
+        let inherit: Vec<_> =
+            [Some(&client), mappings.as_ref()].into_iter().flatten().map(AsFd::as_fd).collect();
+        let (inherit, in_session) = (inherit.as_slice(), false);
+        let start =
+            Start { path, action: ACTION, options, variable, inherit, in_session, network, stop };
         Ok(DumpWorker { swrk: Swrk::start(&start)? })
     }
 

@@ -23,6 +23,8 @@ use crate::image::library;
 /// only lists the pages that it leaves in a process. CRIU itself has no such number (`xtask/src/criu.rs`).
 const SHORT_LISTS: i32 = 1;
 const ONLY_LISTS: i32 = 2;
+/// The same of one that asks for the mappings of processes before it reads their `smaps`.
+const ASKS_FOR_MAPPINGS: i32 = 4;
 /// Bytes of a page.
 const PAGE: u64 = 4096;
 /// Bytes in the list for each page: a `struct iovec`.
@@ -155,6 +157,11 @@ impl Criu {
         self.changes < ONLY_LISTS
     }
 
+    /// Whether it asks for the mappings of processes (`mappings.rs`). The CRIU that `cargo xtask setup` builds does.
+    pub(super) fn asks_for_mappings(&self) -> bool {
+        self.changes >= ASKS_FOR_MAPPINGS
+    }
+
     /// Whether it can dump programs with TCP sockets on this kernel. Since Linux 6.16 such a socket has no option
     /// `SO_PASSCRED`, at which CRIU before 4.2 gives up (<https://github.com/checkpoint-restore/criu/issues/2705>). A
     /// kernel that grants no socket to test with counts as one that has the option.
@@ -228,6 +235,7 @@ fn ask(
         path,
         action,
         options: &[],
+        variable: None,
         inherit: &[],
         in_session: false,
         network: None,

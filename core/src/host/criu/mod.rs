@@ -14,6 +14,7 @@ mod kept_logs;
 mod left_memory;
 mod links;
 mod log;
+mod mappings;
 mod memory;
 mod open_files;
 mod pages;

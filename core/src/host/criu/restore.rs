@@ -134,7 +134,9 @@ impl Criu {
         let inherit: Vec<BorrowedFd<'_>> = for_processes.chain(hold).collect();
         let (path, stop) = (self.path(), self.stop.clone());
         let (options, in_session, inherit) = (&[], shell_job, &inherit);
-        let start = Start { path, action: ACTION, options, inherit, in_session, network, stop };
+        let variable = None;
+        let start =
+            Start { path, action: ACTION, options, variable, inherit, in_session, network, stop };
         let swrk = Swrk::start(&start)?;
         Ok(RestoreWorker { swrk, inherited, shell_job })
     }

@@ -76,6 +76,8 @@ pub(super) struct Start<'a> {
     pub(super) action: &'static str,
     /// Options of CRIU's that no request can carry.
     pub(super) options: &'a [String],
+    /// A variable of its environment, which holds none of the caller's.
+    pub(super) variable: Option<(&'a str, String)>,
     /// Descriptors that it gets under the same numbers; all above 2.
     pub(super) inherit: &'a [BorrowedFd<'a>],
     /// Whether it runs in the caller's session and with the caller's terminal as its standard input, as `--shell-job`
@@ -122,6 +124,9 @@ impl Swrk {
             .stdin(if in_session { terminal() } else { Stdio::null() })
             .stdout(Stdio::null())
             .stderr(stderr.try_clone().map_err(run)?);
+        if let Some((name, value)) = &start.variable {
+            command.env(name, value);
+        }
         if let Some(path) = std::env::var_os("GPUCR_CRIU_LIBRARY_PATH") {
             command.env("LD_LIBRARY_PATH", path);
         }

@@ -277,7 +277,8 @@ fn hang_up(criu: &Criu, pid: u32, at: usize, kill_criu: bool) -> Option<String> 
     let action = "dump";
     let (path, stop) = (criu.path(), None);
     let (options, inherit, in_session, network) = (&[], &[], false, None);
-    let start = swrk::Start { path, action, options, inherit, in_session, network, stop };
+    let variable = None;
+    let start = swrk::Start { path, action, options, variable, inherit, in_session, network, stop };
     let mut swrk = swrk::Swrk::start(&start).unwrap();
     swrk.begin(swrk::Work::Dump);
     let opts = Opts {

@@ -13,6 +13,7 @@ pub(crate) mod network;
 pub(crate) mod pagemap;
 pub(crate) mod queue;
 mod running;
+pub(crate) mod smaps;
 pub mod sockets;
 pub mod survey;
 mod tracking;

@@ -11,6 +11,7 @@ use rayon::prelude::*;
 use rustix::io::Errno;
 use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
 
+use super::smaps;
 use crate::base::ranges::Ranges;
 
 /// Pages in a row that a process has for itself.
@@ -145,7 +146,7 @@ pub(super) fn open(pid: i32) -> io::Result<File> {
 
 /// The mappings of a process that are of it alone and can be read safely.
 pub(super) fn mappings(pid: i32) -> io::Result<Vec<Mapping>> {
-    Ok(private_mappings(&std::fs::read(format!("/proc/{pid}/smaps"))?))
+    Ok(private_mappings(&smaps::read(pid)?))
 }
 
 /// Those in a file `smaps`.
@@ -183,7 +184,7 @@ impl Flagged {
     /// # Errors
     /// There is no such process, or it must not be looked at.
     pub(crate) fn of(pid: i32) -> io::Result<Self> {
-        let smaps = std::fs::read(format!("/proc/{pid}/smaps"))?;
+        let smaps = smaps::read(pid)?;
         Ok(Self { awaited: flagged(&smaps, "um"), emptied: flagged(&smaps, "wf") })
     }
 }
@@ -203,7 +204,7 @@ fn flagged(smaps: &[u8], flag: &str) -> Vec<Range<u64>> {
 }
 
 /// The addresses of the mapping that a line begins, if it begins one.
-fn addresses(line: &str) -> Option<Range<u64>> {
+pub(super) fn addresses(line: &str) -> Option<Range<u64>> {
     let (start, end) = line.split_ascii_whitespace().next()?.split_once('-')?;
     let number = |digits| u64::from_str_radix(digits, 16).ok();
     Some(number(start)?..number(end)?)

@@ -64,6 +64,16 @@ pub fn why_untracked() -> Option<String> {
     tried().err().map(|error| error.to_string())
 }
 
+/// Registers memory of this process, between two addresses, as that of others is registered when it is tracked.
+///
+/// # Errors
+/// The kernel cannot do it.
+pub(super) fn track_own(start: u64, end: u64) -> io::Result<Tracking> {
+    let tracking = Tracking::begin(std::process::id() as i32, own_userfaultfd()?)?;
+    tracking.take_up(&Mapping { start, end, is_left: true, is_watched: false });
+    Ok(tracking)
+}
+
 fn own_userfaultfd() -> io::Result<OwnedFd> {
     use std::os::fd::FromRawFd;
     let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | USER_MODE_ONLY;

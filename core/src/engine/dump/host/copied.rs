@@ -1,5 +1,7 @@
 //! What was copied ahead of the memory of a process, and where it is found again.
 
+use rayon::prelude::*;
+
 use crate::base::ranges::Ranges;
 use crate::host::process::{Place, RunningMemory};
 use crate::image::FileChunk;
@@ -67,8 +69,9 @@ pub(super) fn found_again(
     if !places.is_sorted_by(|a, b| a.end() <= b.address && a.at + a.len <= b.at) {
         return Vec::new();
     }
+    // The programs stand still meanwhile, and there can be millions.
     let same = |copied: &&Copied| copied.lies_in(unchanged);
-    copied.iter().filter(same).filter_map(|it| Some((begin(it, places)?, it.chunk))).collect()
+    copied.par_iter().filter(same).filter_map(|it| Some((begin(it, places)?, it.chunk))).collect()
 }
 
 /// Where a chunk begins in a file, if all of its bytes are there one after the other.
