@@ -18,6 +18,7 @@ pub mod sockets;
 pub mod survey;
 mod tracking;
 pub mod tree;
+mod write_protect;
 mod writers;
 
 pub use agent::{Agent, AgentError, Guard};

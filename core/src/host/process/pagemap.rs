@@ -11,7 +11,7 @@ use rayon::prelude::*;
 use rustix::io::Errno;
 use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
 
-use super::smaps;
+use super::smaps::{self, addresses};
 use crate::base::ranges::Ranges;
 
 /// Pages in a row that a process has for itself.
@@ -201,13 +201,6 @@ fn flagged(smaps: &[u8], flag: &str) -> Vec<Range<u64>> {
         }
     }
     found
-}
-
-/// The addresses of the mapping that a line begins, if it begins one.
-pub(super) fn addresses(line: &str) -> Option<Range<u64>> {
-    let (start, end) = line.split_ascii_whitespace().next()?.split_once('-')?;
-    let number = |digits| u64::from_str_radix(digits, 16).ok();
-    Some(number(start)?..number(end)?)
 }
 
 /// Whether all pages of a process in `len` bytes from `start` are guards (`MADV_GUARD_INSTALL`), as Linux 6.15 and newer

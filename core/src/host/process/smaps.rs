@@ -16,7 +16,6 @@ use rustix::fs::MemfdFlags;
 use self::examples::Examples;
 use self::iterator::{Flags, Program};
 use self::names::{Names, Sample};
-use super::pagemap;
 
 mod examples;
 mod iterator;
@@ -143,7 +142,7 @@ fn samples<'a>(smaps: &'a str, flags: &[Flags]) -> Vec<Sample<'a>> {
                 .and_then(|range| Some(flags.iter().find(|flags| flags.addresses == range)?.bits));
             let names = names.split_ascii_whitespace().collect();
             samples.extend(bits.map(|bits| Sample { bits, names }));
-        } else if let Some(range) = pagemap::addresses(line) {
+        } else if let Some(range) = addresses(line) {
             current = Some(range);
         }
     }
@@ -173,7 +172,14 @@ impl Names {
 /// The addresses in a line of a file `maps`, whose end may be a name of any bytes.
 fn range(line: &[u8]) -> Option<Range<u64>> {
     let words = line.split(|byte| *byte == b' ').next()?;
-    pagemap::addresses(str::from_utf8(words).ok()?)
+    addresses(str::from_utf8(words).ok()?)
+}
+
+/// The addresses of the mapping that a line begins, if it begins one.
+pub(super) fn addresses(line: &str) -> Option<Range<u64>> {
+    let (start, end) = line.split_ascii_whitespace().next()?.split_once('-')?;
+    let number = |digits| u64::from_str_radix(digits, 16).ok();
+    Some(number(start)?..number(end)?)
 }
 
 #[cfg(test)]

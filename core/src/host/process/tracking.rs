@@ -12,78 +12,22 @@
 use std::io::{self, ErrorKind};
 use std::os::fd::OwnedFd;
 
-use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
-
 use super::pagemap::{self, Mapping, Run};
+use super::write_protect;
 use crate::base::ranges::Ranges;
 
-/// `UFFDIO`.
-const GROUP: u8 = 0xaa;
-/// `UFFD_API`.
-const VERSION: u64 = 0xaa;
-/// `UFFD_FEATURE_WP_UNPOPULATED` and `UFFD_FEATURE_WP_ASYNC`.
-const FEATURES: u64 = 1 << 13 | 1 << 15;
-/// `UFFDIO_REGISTER_MODE_WP`.
-const PROTECTING: u64 = 1 << 1;
 /// `O_DIRECT`, as `/proc/PID/fdinfo` has it.
 const DIRECT: i32 = libc::O_DIRECT;
-
-/// `struct uffdio_api` of linux/userfaultfd.h.
-#[repr(C)]
-#[derive(Default)]
-struct Api {
-    api: u64,
-    features: u64,
-    ioctls: u64,
-}
-
-/// `struct uffdio_register`.
-#[repr(C)]
-#[derive(Default)]
-struct Register {
-    start: u64,
-    len: u64,
-    mode: u64,
-    ioctls: u64,
-}
-
-const API: Opcode = opcode::read_write::<Api>(GROUP, 0x3f);
-const REGISTER: Opcode = opcode::read_write::<Register>(GROUP, 0);
-/// `UFFD_USER_MODE_ONLY`: it handles no faults of the kernel's, which in asynchronous mode come to nobody. Any process
-/// may have one.
-const USER_MODE_ONLY: i32 = 1;
 
 /// Why the memory of processes cannot be tracked on this host. `None` if it can be.
 pub fn why_untracked() -> Option<String> {
     let tried = || -> io::Result<()> {
         let own = std::process::id() as i32;
-        let mut tracking = Tracking::begin(own, own_userfaultfd()?)?;
+        let mut tracking = Tracking::begin(own, write_protect::own()?)?;
         tracking.ours = [(0x1000, 0x2000)].into_iter().collect();
         tracking.clean().map(drop)
     };
     tried().err().map(|error| error.to_string())
-}
-
-/// Registers memory of this process, between two addresses, as that of others is registered when it is tracked.
-///
-/// # Errors
-/// The kernel cannot do it.
-pub(super) fn track_own(start: u64, end: u64) -> io::Result<Tracking> {
-    let tracking = Tracking::begin(std::process::id() as i32, own_userfaultfd()?)?;
-    tracking.take_up(&Mapping { start, end, is_left: true, is_watched: false });
-    Ok(tracking)
-}
-
-fn own_userfaultfd() -> io::Result<OwnedFd> {
-    use std::os::fd::FromRawFd;
-    let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | USER_MODE_ONLY;
-    // SAFETY: a plain number.
-    let made = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
-    if made < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the kernel has just made it, and nobody else knows it.
-    Ok(unsafe { OwnedFd::from_raw_fd(made as i32) })
 }
 
 /// A process whose memory is tracked until this is dropped.
@@ -110,9 +54,7 @@ impl Tracking {
     /// # Errors
     /// The kernel cannot do it.
     pub(crate) fn begin(pid: i32, uffd: OwnedFd) -> io::Result<Self> {
-        let mut api = Api { api: VERSION, features: FEATURES, ..Api::default() };
-        // SAFETY: the request is the kernel's for this structure.
-        unsafe { ioctl(&uffd, Updater::<API, Api>::new(&mut api)) }?;
+        write_protect::begin(&uffd)?;
         Ok(Self { pid, uffd, ours: Ranges::default() })
     }
 
@@ -138,11 +80,7 @@ impl Tracking {
             return None;
         }
         let (start, end) = (mapping.start, mapping.end);
-        let mut request = Register { start, len: end - start, mode: PROTECTING, ioctls: 0 };
-        // SAFETY: the request is the kernel's for this structure. It changes nothing of what is in the memory of the
-        // process, nor who may use it.
-        let done = unsafe { ioctl(&self.uffd, Updater::<REGISTER, Register>::new(&mut request)) };
-        match done {
+        match write_protect::register(&self.uffd, start, end) {
             Ok(()) => Some((start, end)),
             Err(error) => {
                 tracing::debug!(%error, pid = self.pid, "memory at {start:#x} is not tracked");

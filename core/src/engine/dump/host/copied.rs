@@ -6,6 +6,9 @@ use crate::base::ranges::Ranges;
 use crate::host::process::{Place, RunningMemory};
 use crate::image::FileChunk;
 
+/// Chunks that one thread looks at in one go.
+const BATCH: usize = 4 << 10;
+
 /// A chunk of memory that was read while it was protected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Copied {
@@ -69,9 +72,14 @@ pub(super) fn found_again(
     if !places.is_sorted_by(|a, b| a.end() <= b.address && a.at + a.len <= b.at) {
         return Vec::new();
     }
-    // The programs stand still meanwhile, and there can be millions.
     let same = |copied: &&Copied| copied.lies_in(unchanged);
-    copied.par_iter().filter(same).filter_map(|it| Some((begin(it, places)?, it.chunk))).collect()
+    let placed = |copied: &Copied| Some((begin(copied, places)?, copied.chunk));
+    // The programs stand still meanwhile, and there can be millions.
+    let some = |some: &[Copied]| some.iter().filter(same).filter_map(placed).collect();
+    let found: Vec<Vec<_>> = copied.par_chunks(BATCH).map(some).collect();
+    let mut all = Vec::with_capacity(found.iter().map(Vec::len).sum());
+    found.iter().for_each(|found| all.extend_from_slice(found));
+    all
 }
 
 /// Where a chunk begins in a file, if all of its bytes are there one after the other.

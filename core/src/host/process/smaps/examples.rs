@@ -2,11 +2,13 @@
 
 use std::ffi::c_void;
 use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
 use std::ptr;
 
 use rustix::mm::{Advice, MapFlags, MlockFlags, ProtFlags};
 
-use super::super::tracking::{self, Tracking};
+use super::super::write_protect;
 
 /// Bytes of a page, and of a large one.
 const PAGE: usize = 4096;
@@ -28,12 +30,12 @@ const ADVICE: [Advice; 8] = [
 /// The mappings, which are there until this is dropped. What the kernel or this user's limits do not allow is missing.
 pub(super) struct Examples {
     made: Vec<(*mut c_void, usize)>,
-    _tracked: Option<Tracking>,
+    _registered: Option<OwnedFd>,
 }
 
 impl Examples {
     pub(super) fn make() -> Self {
-        let mut this = Self { made: Vec::new(), _tracked: None };
+        let mut this = Self { made: Vec::new(), _registered: None };
         let (read, write) = (ProtFlags::READ, ProtFlags::READ | ProtFlags::WRITE);
         let private = MapFlags::PRIVATE;
         this.map(PAGE, ProtFlags::empty(), private);
@@ -57,10 +59,7 @@ impl Examples {
                 let _ = unsafe { rustix::mm::mlock_with(at, PAGE, when) };
             }
         }
-        this._tracked = this.map(PAGE, write, private).and_then(|at| {
-            let start = at.expose_provenance() as u64;
-            tracking::track_own(start, start + PAGE as u64).ok()
-        });
+        this._registered = this.map(PAGE, write, private).and_then(|at| register(at).ok());
         this
     }
 
@@ -79,6 +78,14 @@ impl Examples {
         let at = unsafe { rustix::mm::mmap(ptr::null_mut(), PAGE, prot, flags, &file, 0) };
         self.made.extend(at.ok().map(|at| (at, PAGE)));
     }
+}
+
+/// Registers a page of this process as memory that is tracked is registered, until the userfaultfd is dropped.
+fn register(at: *mut c_void) -> io::Result<OwnedFd> {
+    let (uffd, start) = (write_protect::own()?, at.expose_provenance() as u64);
+    write_protect::begin(&uffd)?;
+    write_protect::register(&uffd, start, start + PAGE as u64)?;
+    Ok(uffd)
 }
 
 impl Drop for Examples {

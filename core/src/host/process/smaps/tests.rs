@@ -46,7 +46,7 @@ fn by_mapping(text: &[u8]) -> BTreeMap<String, Vec<String>> {
             let mut names: Vec<_> = names.split_whitespace().map(String::from).collect();
             names.sort();
             found.extend(current.take().map(|line| (line, names)));
-        } else if pagemap::addresses(line).is_some_and(|range| range.start < KERNEL) {
+        } else if addresses(line).is_some_and(|range| range.start < KERNEL) {
             current = Some(line.to_owned());
         }
     }

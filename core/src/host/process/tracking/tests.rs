@@ -68,7 +68,7 @@ fn tracked() -> Option<Tracking> {
         crate::skip::skip(&format!("memory cannot be tracked: {why}"));
         return None;
     }
-    let uffd = own_userfaultfd().unwrap();
+    let uffd = write_protect::own().unwrap();
     Some(Tracking::begin(std::process::id() as i32, uffd).unwrap())
 }
 
