@@ -69,6 +69,23 @@ fn host_memory_comes_when_it_is_touched() -> Result<()> {
     Ok(())
 }
 
+/// Host memory that cannot be brought any more from the moment that the processes run, when the agents may wait for it and
+/// gpucr for them.
+#[test]
+fn it_is_restored_again_if_its_memory_fails_before_the_agents_have_answered() -> Result<()> {
+    let mut fell_back = 0;
+    for seed in 1..4 {
+        let lab = Lab::new();
+        let args = ["--seed", &seed.to_string(), "--steps", "60"];
+        let dumped = Dumped::with(&lab, "host-memory-alone", &args, &[])?;
+        let report = restored(&lab, &[], &[("GPUCR_FAULT", "fail:untold")])?;
+        fell_back += u32::from(!report["on_demand"]["fallen_back"].is_null());
+        dumped.came_out_right(&lab)?;
+    }
+    ensure!(fell_back > 0, "no memory has failed");
+    Ok(())
+}
+
 /// Guards that a program makes of memory before it is there, and removes, whether or not it is restored again for that.
 #[test]
 fn guards_are_not_lost_when_their_memory_comes() -> Result<()> {

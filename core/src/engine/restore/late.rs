@@ -1,11 +1,19 @@
 //! Host memory that comes while the program runs.
 
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crossbeam_channel::{RecvTimeoutError, Sender};
+
 use crate::base::progress::Progress;
 use crate::engine::error::Error;
 use crate::engine::locks;
 use crate::host::criu::{OnDemandError, OnDemandMemory};
 use crate::host::process::{Lock, ProcessInfo, kill_trees};
 use crate::image::Manifest;
+
+/// The time between two looks whether host memory has failed.
+const LOOK: Duration = Duration::from_millis(10);
 
 /// Keeps other gpucrs from processes that exist and do not run yet, for as long as host memory of theirs is missing.
 ///
@@ -58,9 +66,63 @@ impl<'a> HostSide<'a> {
             self.progress.advance(arrived.bytes - seen);
             seen = arrived.bytes;
         });
-        waited.map_err(|error| match error {
-            OnDemandError::Untold => Error::MovedAwaiting,
-            OnDemandError::Io(source) => Error::of_memory(source),
-        })
+        waited.map_err(failed)
+    }
+}
+
+/// Ends processes whose host memory fails while nobody waits for it: they may wait for that memory for ever, and gpucr for
+/// them. Ends when it is dropped.
+pub(super) struct Alarm {
+    /// Its end is that of the alarm.
+    over: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Alarm {
+    /// For the processes of an image, which run.
+    ///
+    /// # Errors
+    /// There is no thread for it.
+    pub(super) fn set(
+        memory: Option<&OnDemandMemory>,
+        manifest: &Manifest,
+    ) -> Result<Option<Self>, Error> {
+        let Some(memory) = memory else { return Ok(None) };
+        let has_failed = memory.alarm();
+        let pids = manifest.processes.iter().map(|process| process.pid);
+        let processes: Vec<_> = pids.filter_map(|pid| ProcessInfo::read(pid).ok()).collect();
+        let (over, is_over) = crossbeam_channel::bounded::<()>(0);
+        let watch = move || {
+            while is_over.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
+                if has_failed() {
+                    kill_trees(processes.iter());
+                    return;
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("gpucr-alarm".to_owned()).spawn(watch);
+        let none = |source| Error::Io { what: "cannot start a thread".to_owned(), source };
+        Ok(Some(Self { over: Some(over), thread: Some(thread.map_err(none)?) }))
+    }
+}
+
+impl Drop for Alarm {
+    fn drop(&mut self) {
+        self.over = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The error of a restore whose host memory has failed, if it has: whatever else went wrong came of that.
+pub(super) fn failure(memory: Option<&OnDemandMemory>) -> Option<Error> {
+    memory?.take_failure().map(failed)
+}
+
+fn failed(error: OnDemandError) -> Error {
+    match error {
+        OnDemandError::Untold => Error::MovedAwaiting,
+        OnDemandError::Io(source) => Error::of_memory(source),
     }
 }

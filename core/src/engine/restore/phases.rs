@@ -13,7 +13,7 @@ use super::criu::{Late, Maker, Making, Start, Streams};
 use super::extract::Extracting;
 use super::files::Files;
 use super::lacks::{self, leaves_network};
-use super::late::{self, HostSide};
+use super::late::{self, Alarm, HostSide};
 use super::load::{Done, Load};
 use super::loading::LoadedBy;
 use super::memory;
@@ -64,6 +64,7 @@ pub(super) fn attempt(
         made: &mut made,
         files: Files::default(),
     });
+    let result = result.map_err(|error| late::failure(made.memory.as_ref()).unwrap_or(error));
     let left = match made {
         Made { ran: true, .. } => Left::NotRestoredButRan,
         Made { begun: true, .. } => Left::NotRestored,
@@ -90,9 +91,11 @@ fn run(mut task: Task<'_, '_>) -> Result<(Report, Option<Watch>), Error> {
     let checked = Checked::look_at(&image, &mut task)?;
     let begun = checked.load_and_extract(&mut task)?;
     let there = begun.make_processes(&mut task)?;
+    let alarm = Alarm::set(task.made.memory.as_ref(), image.manifest())?;
     let driven = there.restore_contexts(&mut task)?;
     let attached = driven.give_memory(&mut task)?;
     let running = attached.go_on(&mut task)?;
+    drop(alarm);
     running.complete(task)
 }
 

@@ -12,6 +12,7 @@ use super::super::pages::Extent;
 use super::missing::Missing;
 use super::trace::{Asks, Call, Trace};
 use crate::host::process::pagemap::{self, Flagged};
+use crate::host::process::smaps;
 
 /// For how long a guard is waited for that a process is about to make.
 const MAKING: Duration = Duration::from_millis(100);
@@ -48,6 +49,8 @@ impl Advice {
     /// # Errors
     /// The kernel cannot tell, or not to this user.
     pub(super) fn listen() -> io::Result<Self> {
+        // A process that forks is not to wait for this.
+        smaps::prepare();
         let (trace, calls, pids) = (Trace::begin()?, Vec::new(), HashSet::new());
         Ok(Self(Mutex::new(Heard { trace, calls, pids })))
     }

@@ -43,11 +43,22 @@ impl OnDemandMemory {
     /// # Errors
     /// Something has failed so far.
     pub(super) fn check(&self) -> io::Result<()> {
-        match self.0.failure.lock().take() {
+        match self.take_failure() {
             None => Ok(()),
             Some(OnDemandError::Io(error)) => Err(error),
             Some(OnDemandError::Untold) => Err(io::ErrorKind::Unsupported.into()),
         }
+    }
+
+    /// Why memory cannot be brought any more, if it cannot. This is told once.
+    pub(crate) fn take_failure(&self) -> Option<OnDemandError> {
+        self.0.failure.lock().take()
+    }
+
+    /// Tells, from any thread, whether memory cannot be brought any more.
+    pub(crate) fn alarm(&self) -> impl Fn() -> bool + Send + 'static {
+        let shared = self.0.clone();
+        move || shared.failure.lock().is_some()
     }
 
     /// Bytes that are not there when the processes begin to run.
@@ -70,7 +81,7 @@ impl OnDemandMemory {
         loop {
             let is_there = self.0.lacking.load(Ordering::SeqCst) == 0;
             look(self.arrived());
-            if let Some(failure) = self.0.failure.lock().take() {
+            if let Some(failure) = self.take_failure() {
                 return Err(failure);
             }
             if is_there {

@@ -24,7 +24,7 @@ use super::missing::Missing;
 use super::plan::{Memory, Part};
 use super::stage::Stage;
 use super::uffd::{Event, PAGE, Uffd, is_alive};
-use crate::base::faults::skipped;
+use crate::base::faults::{is_asked, skipped};
 
 /// The longest time for which an event is not looked for.
 const LISTEN: Duration = Duration::from_millis(1);
@@ -224,6 +224,9 @@ impl Server<'_> {
             if self.listen(LOOK_UP)? == State::Ended {
                 return Ok(State::Ended);
             }
+        }
+        if is_asked("fail", "untold") {
+            return Err(OnDemandError::Untold);
         }
         while skipped("unwanted") && is_alive(&self.uffd) {
             if self.listen(LOOK_UP)? == State::Ended {
