@@ -1,6 +1,6 @@
 //! The mappings of processes with their flags, as `/proc/PID/smaps` has them, without what that costs.
 //!
-//! To print `smaps` the kernel counts all pages of the process: some 12 ms for each GiB of small pages, for which a
+//! To print `smaps` the kernel counts all pages of the process: some 5 ms for each GiB of small pages, for which a
 //! program may be stopped, or kept from changing its mappings. Nothing else prints their flags. So here the lines are
 //! those of `/proc/PID/maps`, and the flags come from a program that the kernel runs over the mappings; where it cannot
 //! run, or does not agree with the lines, or has flags that are not known by name, `smaps` is read.
@@ -126,20 +126,19 @@ impl Lister {
         let smaps = std::fs::read("/proc/self/smaps")?;
         let after = program.mappings(own)?;
         // Other threads change mappings too.
-        let lasting: Vec<Flags> = before.into_iter().filter(|it| after.contains(it)).collect();
+        let lasts = |flags: &Flags| iterator::at(&after, &flags.addresses) == Some(flags);
+        let lasting: Vec<Flags> = before.into_iter().filter(lasts).collect();
         let smaps = String::from_utf8_lossy(&smaps);
         Ok(Self { program, names: Names::learn(&samples(&smaps, &lasting)) })
     }
 }
 
-/// The mappings that are both in a file `smaps` and among these.
+/// The mappings that are both in a file `smaps` and among these, which are in the order of their addresses.
 fn samples<'a>(smaps: &'a str, flags: &[Flags]) -> Vec<Sample<'a>> {
     let (mut samples, mut current) = (Vec::new(), None);
     for line in smaps.lines() {
         if let Some(names) = line.strip_prefix("VmFlags:") {
-            let bits = current
-                .take()
-                .and_then(|range| Some(flags.iter().find(|flags| flags.addresses == range)?.bits));
+            let bits = current.take().and_then(|range| Some(iterator::at(flags, &range)?.bits));
             let names = names.split_ascii_whitespace().collect();
             samples.extend(bits.map(|bits| Sample { bits, names }));
         } else if let Some(range) = addresses(line) {

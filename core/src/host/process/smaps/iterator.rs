@@ -146,6 +146,12 @@ impl Program {
     }
 }
 
+/// The one of these mappings, which are in order, that has just these addresses.
+pub(super) fn at<'a>(mappings: &'a [Flags], addresses: &Range<u64>) -> Option<&'a Flags> {
+    let place = mappings.binary_search_by_key(&addresses.start, |it| it.addresses.start).ok()?;
+    mappings.get(place).filter(|it| it.addresses == *addresses)
+}
+
 /// What the program wrote: of one thread, and then again of each other that does not share its files.
 fn flags(bytes: &[u8]) -> Vec<Flags> {
     let (records, _) = bytes.as_chunks::<RECORD>();
