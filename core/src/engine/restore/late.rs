@@ -38,9 +38,7 @@ impl<'a> HostSide<'a> {
         manifest: &Manifest,
         progress: &'a dyn Progress,
     ) -> Self {
-        let pids = manifest.processes.iter().map(|process| process.pid);
-        let processes = pids.filter_map(|pid| ProcessInfo::read(pid).ok()).collect();
-        Self { memory, processes, progress }
+        Self { memory, processes: processes(manifest), progress }
     }
 
     /// Waits until all of the memory is there, and for `device`, which is done meanwhile. If one of both fails the
@@ -88,9 +86,7 @@ impl Alarm {
         manifest: &Manifest,
     ) -> Result<Option<Self>, Error> {
         let Some(memory) = memory else { return Ok(None) };
-        let has_failed = memory.alarm();
-        let pids = manifest.processes.iter().map(|process| process.pid);
-        let processes: Vec<_> = pids.filter_map(|pid| ProcessInfo::read(pid).ok()).collect();
+        let (has_failed, processes) = (memory.alarm(), processes(manifest));
         let (over, is_over) = crossbeam_channel::bounded::<()>(0);
         let watch = move || {
             while is_over.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
@@ -113,6 +109,12 @@ impl Drop for Alarm {
             let _ = thread.join();
         }
     }
+}
+
+/// The processes of an image that run.
+fn processes(manifest: &Manifest) -> Vec<ProcessInfo> {
+    let pids = manifest.processes.iter().map(|process| process.pid);
+    pids.filter_map(|pid| ProcessInfo::read(pid).ok()).collect()
 }
 
 /// The error of a restore whose host memory has failed, if it has: whatever else went wrong came of that.
