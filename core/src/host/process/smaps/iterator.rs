@@ -30,6 +30,9 @@ const RECORD: usize = 24;
 /// More bytes than are read of any process: 65530 mappings are the kernel's default limit.
 const LONGEST: u64 = 256 << 20;
 
+/// Bytes that are read before it is looked whether that was all.
+const PART: u64 = 1 << 20;
+
 /// A mapping of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Flags {
@@ -140,8 +143,13 @@ impl Program {
         let iterate = Iterate { link: link.as_raw_fd() as u32, flags: 0 };
         // SAFETY: the request has numbers alone.
         let records = unsafe { bpf(ITER_CREATE, &iterate) }?;
-        let mut bytes = Vec::new();
-        File::from(records).take(LONGEST).read_to_end(&mut bytes)?;
+        let (mut output, mut bytes) = (File::from(records).take(LONGEST), Vec::new());
+        while output.by_ref().take(PART).read_to_end(&mut bytes)? > 0 {
+            // A program could have very many threads that do not share their files.
+            if flags(&bytes).len() < bytes.len() / RECORD {
+                break;
+            }
+        }
         Ok(flags(&bytes))
     }
 }

@@ -56,8 +56,9 @@ fn by_mapping(text: &[u8]) -> BTreeMap<String, Vec<String>> {
 /// Needs a kernel that runs such programs, and root.
 #[test]
 fn a_process_is_listed_as_smaps_has_it() {
-    // Mappings with the flags that this process has learned from its own.
-    let program = "import mmap, ctypes, sys\n\
+    // Mappings with the flags that this process has learned from its own, and a thread with files of its own, for which
+    // the kernel tells of all of them once more.
+    let program = "import mmap, ctypes, sys, threading\n\
         made = []\n\
         for advice in 1, 2, 10, 12, 14, 15, 16, 18:\n    \
             made.append(mmap.mmap(-1, 8 << 12, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))\n    \
@@ -66,6 +67,13 @@ fn a_process_is_listed_as_smaps_has_it() {
         made.append(mmap.mmap(-1, 4096, prot=0, flags=mmap.MAP_PRIVATE | 0x4000 | mmap.MAP_ANONYMOUS))\n\
         made.append(mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE | 0x100 | mmap.MAP_ANONYMOUS))\n\
         made.append(mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE | 0x2000 | mmap.MAP_ANONYMOUS))\n\
+        apart = threading.Event()\n\
+        def own_files():\n    \
+            ctypes.CDLL(None).unshare(0x400)\n    \
+            apart.set()\n    \
+            threading.Event().wait()\n\
+        threading.Thread(target=own_files, daemon=True).start()\n\
+        apart.wait()\n\
         print('ready', flush=True)\nsys.stdin.read()";
     let mut command = Command::new("python3");
     let mut child =
