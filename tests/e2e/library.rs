@@ -152,7 +152,7 @@ fn without_somebody_who_watches_it_is_an_error_that_says_so() -> Result<()> {
     // A callback saves nothing.
     let said = says(&lab, &WATCHED, "nested", 0)?;
     ensure!(
-        said.contains(&"nested -9".into()) && said.contains(&"checkpoint 0".into()),
+        said.contains(&"nested -9".into()) && said.contains(&"checkpoint 0 ".into()),
         "{said:#?}"
     );
     Ok(())

@@ -156,7 +156,8 @@ int main(int count, char **arguments)
         names();
     else if (!strcmp(how, "nested")) {
         gpucr_before_dump(nested, NULL);
-        printf("checkpoint %d\n", gpucr_checkpoint(NULL));
+        int code = gpucr_checkpoint(NULL);
+        printf("checkpoint %d %s\n", code, gpucr_reason());
     }
     printf("end\n");
     return 0;

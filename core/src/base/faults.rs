@@ -28,7 +28,7 @@ pub(crate) fn skipped(phase: &str) -> bool {
 /// Whether a test asked for this, in debug builds only. Besides what [`skipped`] and [`fault`] look for:
 /// `GPUCR_FAULT=cut:MESSAGE` cuts the link of a migration before this message goes out (its name in
 /// `engine/migrate/message.rs`), and `cut-after:MESSAGE` after that; `fail:untold` has host memory that comes on demand
-/// fail as soon as the processes run.
+/// fail as soon as the processes run, and `fail:untold-early` right before that.
 pub(crate) fn is_asked(kind: &str, name: &str) -> bool {
     asked().iter().any(|(one, of)| one == kind && of == name)
 }

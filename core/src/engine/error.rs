@@ -345,6 +345,7 @@ impl From<CriuError> for Error {
         match error {
             CriuError::Interrupted => Self::Interrupted,
             CriuError::Memory { source } => Self::of_memory(source),
+            CriuError::Untold => Self::MovedAwaiting,
             error => Self::Criu(error),
         }
     }

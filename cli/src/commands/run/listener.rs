@@ -8,7 +8,7 @@ use std::io;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use gpucr_core::process::{descends_from, has_in_tree};
@@ -30,12 +30,24 @@ const LOOK: Duration = Duration::from_millis(20);
 
 /// What the program has said, and who it is.
 struct Heard {
-    /// The root of the program; 0 while there is none.
-    root: AtomicU32,
+    watched: Mutex<Watched>,
+    /// Told when that is no more [`Watched::Starts`].
+    is_known: Condvar,
     /// The driver's error with which a context is broken; 0 if none is.
     broken: AtomicU32,
     dumps: Mutex<Dumps>,
     tickets: Mutex<Tickets>,
+}
+
+/// Who is listened to.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum Watched {
+    #[default]
+    Nobody,
+    /// The program is being started. It runs already, maybe, and its root is not known yet.
+    Starts,
+    /// The program with this root.
+    Program(u32),
 }
 
 /// Dumps by others which end the program.
@@ -76,7 +88,8 @@ impl Listener {
     /// There is no socket.
     pub(super) fn start(store: &Path) -> io::Result<Self> {
         let heard = Heard {
-            root: AtomicU32::default(),
+            watched: Mutex::default(),
+            is_known: Condvar::new(),
             broken: AtomicU32::default(),
             dumps: Mutex::default(),
             tickets: Mutex::new(Tickets::new(store.to_owned())),
@@ -111,9 +124,16 @@ impl Listener {
         &self.names
     }
 
+    /// A program is about to be started: who says something before [`listen_to`](Self::listen_to) is called has to wait
+    /// for that.
+    pub(super) fn expect_program(&self) {
+        *self.heard.watched() = Watched::Starts;
+    }
+
     /// Listens to the program with this root from now on. Whatever was said before is forgotten with `None`.
     pub(super) fn listen_to(&self, root: Option<u32>) {
-        self.heard.root.store(root.unwrap_or(0), Ordering::SeqCst);
+        *self.heard.watched() = root.map_or(Watched::Nobody, Watched::Program);
+        self.heard.is_known.notify_all();
         if root.is_none() {
             self.heard.broken.store(0, Ordering::SeqCst);
             self.heard.dumps().came_to = None;
@@ -155,6 +175,20 @@ impl Listener {
 }
 
 impl Heard {
+    fn watched(&self) -> MutexGuard<'_, Watched> {
+        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The root of the program, if there is one. While it is being started that is waited for, though not for ever.
+    fn root(&self) -> Option<u32> {
+        let starts = |watched: &mut Watched| *watched == Watched::Starts;
+        let waited = self.is_known.wait_timeout_while(self.watched(), PATIENCE, starts);
+        match *waited.unwrap_or_else(PoisonError::into_inner).0 {
+            Watched::Program(root) => Some(root),
+            Watched::Nobody | Watched::Starts => None,
+        }
+    }
+
     fn tickets(&self) -> MutexGuard<'_, Tickets> {
         self.tickets.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -184,8 +218,8 @@ impl Heard {
     /// # Errors
     /// The peer is not of the program, is too slow, or says what is not understood.
     fn serve(self: &Arc<Self>, mut connection: Connection) -> io::Result<()> {
-        let (root, peer) = (self.root.load(Ordering::SeqCst), connection.peer()?);
-        let is_of_program = root != 0 && peer.pid != 0 && descends_from(peer.pid, root);
+        let (root, peer) = (self.root(), connection.peer()?);
+        let is_of_program = peer.pid != 0 && root.is_some_and(|root| descends_from(peer.pid, root));
         let is_own = peer.uid == 0 || peer.uid == rustix::process::geteuid().as_raw();
         if !is_of_program && !is_own {
             return Err(io::ErrorKind::PermissionDenied.into());
@@ -206,7 +240,7 @@ impl Heard {
                 connection.send(&reply)
             }
             SupervisorRequest::Ending { namespace, pid } if is_own && !is_of_program => {
-                if root != 0 && has_in_tree(root, (namespace, pid)) {
+                if root.is_some_and(|root| has_in_tree(root, (namespace, pid))) {
                     self.follow(connection)
                 } else {
                     let why = "this gpucr run watches over another program".to_owned();
@@ -279,6 +313,24 @@ mod tests {
         assert_eq!(listener.broken(), Some(719));
         listener.listen_to(None);
         assert_eq!(listener.broken(), None);
+    }
+
+    #[test]
+    fn who_speaks_while_the_program_is_being_started_waits() {
+        let listener = Listener::start(Path::new("/nowhere")).unwrap();
+        // It waits no longer than a second, which this thread may take on a busy machine.
+        let is_heard = || {
+            listener.expect_program();
+            std::thread::scope(|scope| {
+                let waiting = scope.spawn(|| say(&listener.names()[0], 700));
+                std::thread::sleep(Duration::from_millis(50));
+                listener.listen_to(Some(std::process::id()));
+                waiting.join().unwrap().is_ok()
+            })
+        };
+        assert!((0..20).any(|_| is_heard()));
+        listener.expect_program();
+        assert!(say(&listener.names()[0], 700).is_err(), "it is not waited for for ever");
     }
 
     #[test]

@@ -77,6 +77,7 @@ pub(super) fn run(args: &SupervisionArgs, mut command: Command) -> Outcome {
             command.env(ENV_SUPERVISOR, &listener.names()[0]);
             ignore(&mut command, args);
             entry::leave_low_pids();
+            listener.expect_program();
             Life::start(&mut command, &signals).map_err(|error| cannot_run(&command, &error))?
         }
     };

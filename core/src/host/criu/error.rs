@@ -53,6 +53,9 @@ pub enum CriuError {
         /// What happened.
         source: io::Error,
     },
+    /// A process has changed memory that was not there yet in a way of which the kernel tells too little to bring it.
+    #[error("a process changed its mappings while its memory was being loaded")]
+    Untold,
     /// CRIU refused or failed.
     #[error("CRIU could not {action}{}", show_lines(errors))]
     Failed {

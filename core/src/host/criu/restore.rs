@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::error::CriuError;
 use super::find::Criu;
 use super::log;
-use super::memory::{Keep, Loading, OnDemandMemory, Plan, why_not_late};
+use super::memory::{Keep, Loading, OnDemandError, OnDemandMemory, Plan, why_not_late};
 use super::rpc::{InheritFdEntry, Kind, Opts, Request};
 use super::swrk::{Start, Swrk, Work, above_stdio};
 use crate::base::faults::fault;
@@ -234,7 +234,7 @@ impl RestoreWorker {
                         }
                     });
                     let injected = fault("host-memory").map_err(std::io::Error::other);
-                    spilled = loaded.and(injected).err();
+                    spilled = loaded.and(injected.map_err(Into::into)).err();
                     spilled.is_none() && post_restore()
                 }
                 _ => true,
@@ -246,12 +246,15 @@ impl RestoreWorker {
             })?;
         };
         drop(loading);
-        if let Some(source) = spilled {
+        if let Some(error) = spilled {
             swrk.finish();
-            if source.kind() == std::io::ErrorKind::Interrupted {
-                return Err(CriuError::Interrupted);
-            }
-            return Err(CriuError::Memory { source });
+            return Err(match error {
+                OnDemandError::Untold => CriuError::Untold,
+                OnDemandError::Io(source) if source.kind() == std::io::ErrorKind::Interrupted => {
+                    CriuError::Interrupted
+                }
+                OnDemandError::Io(source) => CriuError::Memory { source },
+            });
         }
         if !response.success {
             let printed = swrk.finish();

@@ -42,12 +42,8 @@ impl OnDemandMemory {
 
     /// # Errors
     /// Something has failed so far.
-    pub(super) fn check(&self) -> io::Result<()> {
-        match self.take_failure() {
-            None => Ok(()),
-            Some(OnDemandError::Io(error)) => Err(error),
-            Some(OnDemandError::Untold) => Err(io::ErrorKind::Unsupported.into()),
-        }
+    pub(super) fn check(&self) -> Result<(), OnDemandError> {
+        self.take_failure().map_or(Ok(()), Err)
     }
 
     /// Why memory cannot be brought any more, if it cannot. This is told once.

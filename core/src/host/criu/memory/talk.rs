@@ -27,9 +27,10 @@ use super::eager::{Process, threads};
 use super::follow::Advice;
 use super::on_demand::OnDemandMemory;
 use super::plan::{Memory, Plan};
-use super::server::{Keep, Late};
+use super::server::{Keep, Late, OnDemandError};
 use super::stage::Stage;
 use super::uffd::Uffd;
+use crate::base::faults::is_asked;
 
 /// The name of the socket that CRIU connects to.
 pub(super) const SOCKET: &str = "lazy-pages.socket";
@@ -41,7 +42,7 @@ const LOOK_UP: Duration = Duration::from_millis(20);
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The connection with CRIU, which is to be kept until that has ended; and the memory that comes on demand, if any does.
-type Served = (Option<UnixStream>, io::Result<Option<OnDemandMemory>>);
+type Served = (Option<UnixStream>, Result<Option<OnDemandMemory>, OnDemandError>);
 
 /// Memory that is being loaded. Ends when it is dropped.
 pub(crate) struct Loading {
@@ -94,7 +95,7 @@ impl Loading {
             let mut talk = Talk { plan: &plan, stage: &told, wake: woken, connection: None };
             let result = match late {
                 Some(late) => talk.begin_on_demand(late, &socket).map(Some),
-                None => talk.load(&socket).map(|()| None),
+                None => talk.load(&socket).map(|()| None).map_err(Into::into),
             };
             (talk.connection, result)
         };
@@ -110,23 +111,23 @@ impl Loading {
     pub(crate) fn finish(
         &mut self,
         stop: Option<&AtomicBool>,
-    ) -> io::Result<Option<OnDemandMemory>> {
+    ) -> Result<Option<OnDemandMemory>, OnDemandError> {
         self.stage.complete();
         wake(&self.wake);
         while self.is_served.recv_timeout(LOOK_UP) == Err(RecvTimeoutError::Timeout) {
             if stop.is_some_and(|stop| stop.load(Ordering::Relaxed)) {
                 self.stage.end();
                 let _ = self.end();
-                return Err(io::ErrorKind::Interrupted.into());
+                return Err(OnDemandError::Io(io::ErrorKind::Interrupted.into()));
             }
         }
         self.end()
     }
 
-    fn end(&mut self) -> io::Result<Option<OnDemandMemory>> {
+    fn end(&mut self) -> Result<Option<OnDemandMemory>, OnDemandError> {
         let Some(thread) = self.thread.take() else { return Ok(None) };
         wake(&self.wake);
-        let panicked = |_| (None, Err(io::Error::other("a thread of it has panicked")));
+        let panicked = |_| (None, Err(io::Error::other("a thread of it has panicked").into()));
         let (connection, result) = thread.join().unwrap_or_else(panicked);
         self.connection = connection;
         result
@@ -189,11 +190,18 @@ impl Talk<'_> {
     }
 
     /// Begins to bring memory that is touched.
-    fn begin_on_demand(&mut self, late: Late, listener: &OwnedFd) -> io::Result<OnDemandMemory> {
+    fn begin_on_demand(
+        &mut self,
+        late: Late,
+        listener: &OwnedFd,
+    ) -> Result<OnDemandMemory, OnDemandError> {
         let memory = OnDemandMemory::new(self.stage.clone(), self.wake.try_clone()?, late);
         self.hear(listener, &mut |pid, of_process, uffd| {
             memory.begin(pid, of_process.clone(), uffd).map(|()| None)
         })?;
+        if is_asked("fail", "untold-early") {
+            return Err(OnDemandError::Untold);
+        }
         // What has failed until now has had no program that could see it.
         memory.check().map(|()| memory)
     }
