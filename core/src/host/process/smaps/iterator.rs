@@ -30,8 +30,8 @@ const RECORD: usize = 24;
 /// More bytes than are read of any process: 65530 mappings are the kernel's default limit.
 const LONGEST: u64 = 256 << 20;
 
-/// Bytes that are read before it is looked whether that was all.
-const PART: u64 = 1 << 20;
+/// Bytes that are read before it is looked whether that was all: whole records.
+const PART: u64 = RECORD as u64 * (1 << 16);
 
 /// A mapping of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -143,14 +143,19 @@ impl Program {
         let iterate = Iterate { link: link.as_raw_fd() as u32, flags: 0 };
         // SAFETY: the request has numbers alone.
         let records = unsafe { bpf(ITER_CREATE, &iterate) }?;
-        let (mut output, mut bytes) = (File::from(records).take(LONGEST), Vec::new());
+        let mut output = File::from(records).take(LONGEST);
+        let (mut all, mut bytes) = (Vec::<Flags>::new(), Vec::new());
         while output.by_ref().take(PART).read_to_end(&mut bytes)? > 0 {
+            let next = flags(&bytes, all.last().map_or(0, |last| last.addresses.end));
             // A program could have very many threads that do not share their files.
-            if flags(&bytes).len() < bytes.len() / RECORD {
+            let is_all = next.len() < bytes.len() / RECORD;
+            all.extend(next);
+            if is_all {
                 break;
             }
+            bytes.clear();
         }
-        Ok(flags(&bytes))
+        Ok(all)
     }
 }
 
@@ -160,8 +165,9 @@ pub(super) fn at<'a>(mappings: &'a [Flags], addresses: &Range<u64>) -> Option<&'
     mappings.get(place).filter(|it| it.addresses == *addresses)
 }
 
-/// What the program wrote: of one thread, and then again of each other that does not share its files.
-fn flags(bytes: &[u8]) -> Vec<Flags> {
+/// What the program wrote: of one thread, and then again of each other that does not share its files. Only what lies
+/// behind the address `last` is new.
+fn flags(bytes: &[u8], mut last: u64) -> Vec<Flags> {
     let (records, _) = bytes.as_chunks::<RECORD>();
     let number = |record: &[u8; RECORD], at| {
         record[at..].first_chunk().map_or(0, |bytes| u64::from_ne_bytes(*bytes))
@@ -170,7 +176,6 @@ fn flags(bytes: &[u8]) -> Vec<Flags> {
         addresses: number(record, 0)..number(record, 8),
         bits: number(record, 16),
     };
-    let mut last = 0;
     let is_next =
         |flags: &Flags| flags.addresses.start >= std::mem::replace(&mut last, flags.addresses.end);
     records.iter().map(flags).take_while(is_next).collect()
@@ -256,8 +261,9 @@ mod tests {
         let told = [record(1, 2, 7), record(2, 5, 8), record(1, 2, 7), record(2, 5, 8)];
         let bytes = told.as_flattened().as_flattened();
         let expected = [Flags { addresses: 1..2, bits: 7 }, Flags { addresses: 2..5, bits: 8 }];
-        assert_eq!(flags(bytes), expected);
-        assert_eq!(flags(&bytes[..RECORD + 8]), expected[..1]);
+        assert_eq!(flags(bytes, 0), expected);
+        assert_eq!(flags(bytes, 5), [], "it was told before");
+        assert_eq!(flags(&bytes[..RECORD + 8], 0), expected[..1]);
     }
 
     #[test]
