@@ -1,7 +1,7 @@
 //! Where processes of the program tell the gpucr that watches over it something.
 //!
 //! Anybody on the host may connect. Who is neither of the program nor of this user is sent away before anything is read,
-//! and nobody is waited for longer than a second. A gpucr that is about to end the program by a dump stays connected
+//! and nobody is waited for longer than a second; all wait as long for a program that is being started. A gpucr that is about to end the program by a dump stays connected
 //! until it knows whether it has.
 
 use std::io;
@@ -201,9 +201,7 @@ impl Heard {
         loop {
             match socket.accept() {
                 Ok((client, _)) => {
-                    let mut connection = Connection::new(client);
-                    connection.set_deadline(Some(Instant::now() + PATIENCE));
-                    if let Err(error) = self.serve(connection) {
+                    if let Err(error) = self.serve(Connection::new(client)) {
                         tracing::debug!(%error, "somebody was not served");
                     }
                 }
@@ -219,6 +217,8 @@ impl Heard {
     /// The peer is not of the program, is too slow, or says what is not understood.
     fn serve(self: &Arc<Self>, mut connection: Connection) -> io::Result<()> {
         let (root, peer) = (self.root(), connection.peer()?);
+        // Only what the peer itself takes counts.
+        connection.set_deadline(Some(Instant::now() + PATIENCE));
         let is_of_program = peer.pid != 0 && root.is_some_and(|root| descends_from(peer.pid, root));
         let is_own = peer.uid == 0 || peer.uid == rustix::process::geteuid().as_raw();
         if !is_of_program && !is_own {
