@@ -427,13 +427,15 @@ fn a_signal_ends_the_wait_for_a_pipe() -> Result<()> {
 #[test]
 fn a_signal_ends_the_wait_for_a_kernel() -> Result<()> {
     let lab = Lab::new();
-    let mut program = lab.start("stencil", &["--size", "large", "--steps", "4"])?;
-    program.wait_for("ready")?;
+    // Its kernel takes far longer than this test.
+    let mut program = lab.start("long-loops", &["--size", "large", "--steps", "4"])?;
+    program.wait_for("launched 1")?;
     let mut dump = lab.gpucr();
     dump.args(["dump", "--timeout", "1h", "--protocol", "stop", "-o", "image"]);
     dump.args(["--pid", &program.pid.to_string()]).env("GPUCR_LOG", "gpucr_core=debug");
     let started = Started::new(&lab, &mut dump)?;
     until("it waits", || started.said().contains("phase=\"gate\""))?;
+    ensure!(!started.said().contains("all gates are shut"), "{}", started.said());
     started.ends_by(libc::SIGINT, &["interrupted", "the program keeps running"])?;
     let output = lab.run(["ps", "--json", "--timeout", "20s"])?;
     ensure!(state(&output, program.pid)? == "running", "{}", show(&output));
