@@ -2,7 +2,7 @@
 //! said is true.
 
 use std::net::{Ipv4Addr, TcpListener};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use gpucr_tests::{Lab, Program, binary, finish, show};
@@ -181,6 +181,43 @@ fn a_restore_is_told_of_all_that_is_in_its_way() -> Result<()> {
         "{}",
         show(&text)
     );
+    Ok(())
+}
+
+/// The session of a shell, with its terminal, does not come along. A program that leads its own gets that of the restore.
+#[test]
+fn who_leads_no_session_gets_no_terminal_in_a_pid_namespace() -> Result<()> {
+    const ARGS: [&str; 4] = ["--steps", "60", "--step-delay-ms", "20"];
+    for leads in [true, false] {
+        let lab = Lab::new();
+        let (mut program, _terminal) = if leads {
+            lab.at_work_at_terminal("sgd", &ARGS)?
+        } else {
+            let null = std::fs::File::options().write(true).open("/dev/null")?;
+            let args = [&["sgd"][..], &ARGS].concat();
+            lab.shell_at_terminal("\"$0\" \"$@\"; true", &args, null.into())?
+        };
+        let root = program.pid;
+        let output = program.output();
+        let pid = output.lines().find_map(|line| line.strip_prefix("ready pid="));
+        program.pid = pid.context("its pid")?.trim().parse()?;
+        ensure!((program.pid == root) == leads);
+        lab.dump(&program, &lab.path("image"), &["--leave-running"])?;
+        let (possible, all) = blockers(&lab, &["restore", "image", "--new-pids"])?;
+        ensure!(!possible && has(&all, "had a terminal", "script -qec"), "{all:#?}");
+        program.let_go()?;
+        for option in ["--dry-run", ""] {
+            let gpucr = lab.gpucr();
+            let command =
+                format!("{} restore --new-pids {option} image", gpucr.get_program().display());
+            let mut terminal = Command::new("script");
+            terminal.args(["-qec", &command, "/dev/null"]).current_dir(lab.path(""));
+            terminal.envs(gpucr.get_envs().filter_map(|(name, value)| Some((name, value?))));
+            let output = finish(terminal.stdin(Stdio::null()))?;
+            ensure!(output.status.success() == leads, "{option}: {}", show(&output));
+        }
+        program.pid = root;
+    }
     Ok(())
 }
 

@@ -133,7 +133,8 @@ fn dry_run(args: &RestoreArgs) -> Outcome {
     let options = Options { network, root: setup::root(args)?, ..options };
     let blockers = restore::blockers(&options, !args.new_pids && args.root.is_none());
     let mut blockers: Vec<CliError> = blockers.into_iter().map(Into::into).collect();
-    blockers.extend(setup::lacks_terminal(args));
+    blockers
+        .extend(setup::lacks_terminal(args, restore::leads_its_session(&options) == Some(true)));
     // What cannot be opened is among these already.
     let shown = display::progress(args.json);
     if let Ok(report) = verify::verify(&args.image, shown.as_ref())

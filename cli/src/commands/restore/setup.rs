@@ -45,8 +45,9 @@ pub(super) fn holder(args: &RestoreArgs) -> Result<Option<Holder>, CliError> {
     args.share.then(Holder::start).transpose().map_err(failed)
 }
 
-/// The program had a terminal, and a restore with these options has none to give to it; not if that is unknown.
-pub(super) fn lacks_terminal(args: &RestoreArgs) -> Option<CliError> {
+/// The program had a terminal, and a restore with these options has none to give to it; not if that is unknown. In a pid
+/// namespace or a root directory of its own only a program that leads its session can have this command's.
+pub(super) fn lacks_terminal(args: &RestoreArgs, leads_its_session: bool) -> Option<CliError> {
     let manifest = Manifest::read(&args.image).ok()?;
     // Of its other processes one may have a terminal that the program itself has made, as script(1) does.
     let mut streams = manifest.processes.first()?.stdio.iter();
@@ -54,9 +55,9 @@ pub(super) fn lacks_terminal(args: &RestoreArgs) -> Option<CliError> {
         Stdio::Terminal { path, .. } => Some(path.display()),
         _ => None,
     })?;
-    let here = if args.new_pids {
+    let here = if args.new_pids && !leads_its_session {
         "with --new-pids it would have none"
-    } else if args.root.is_some() {
+    } else if args.root.is_some() && !leads_its_session {
         "with --root it would have none"
     } else if Kept::now().is_none() {
         "this command has none"

@@ -17,7 +17,7 @@ use crate::base::limits;
 use crate::cuda::Drivers;
 use crate::engine::error::Error;
 use crate::engine::sections;
-use crate::host::criu::Criu;
+use crate::host::criu::{self, Criu, PROCESS_TREE};
 use crate::host::network::NetworkNamespace;
 use crate::image::Manifest;
 use crate::image::trust::Trust;
@@ -97,6 +97,16 @@ pub fn blockers(options: &Options, needs_pids: bool) -> Vec<Error> {
         Err(error) => found.push(error),
     }
     found
+}
+
+/// Whether the program of an image led its session: then it can be given a terminal in a pid namespace of its own too.
+/// `None` if the image cannot be read, or does not tell.
+pub fn leads_its_session(options: &Options) -> Option<bool> {
+    let source = Source::open(&options.image, options.warm).ok()?;
+    let manifest = source.manifest();
+    let tree = manifest.criu.files.iter().find(|file| file.name == PROCESS_TREE)?;
+    let tree = source.criu_file(tree).ok()?;
+    criu::leads_its_session(&tree, manifest.processes.first()?.pid)
 }
 
 /// Whether CRIU can work in the network namespace that is named.

@@ -41,7 +41,7 @@ pub use at_hand::AtHand;
 pub use devices::{Identity, MappedDevice, Moved};
 pub use files::{ChangedFile, FileFate, FilePolicy};
 pub use given::{Given, LoadedMemory};
-pub use lacks::{blockers, would_leave_network};
+pub use lacks::{blockers, leads_its_session, would_leave_network};
 pub use options::{GoesOn, MayRun, Options};
 pub use report::{OnDemand, Report, Shared};
 pub(in crate::engine) use room::check_bytes as check_room;

@@ -18,6 +18,7 @@ mod mappings;
 mod memory;
 mod open_files;
 mod pages;
+mod process_tree;
 mod restore;
 mod rpc;
 mod swrk;
@@ -36,6 +37,7 @@ pub(crate) use pages::{
     MEMFD, Mapped, Mappings, Memfds, Pages, leave_out_zeros, mappings_file, pages_file,
     shared_pages_file,
 };
+pub(crate) use process_tree::{PROCESS_TREE, leads_its_session};
 pub use restore::{InheritFd, OnDemand, RestoreError, RestoreOptions, RestoreWorker};
 pub use version::{MIN_VERSION, Version};
 

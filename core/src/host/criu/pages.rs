@@ -19,7 +19,7 @@ mod tests;
 pub(super) use files::{IMAGE_MAGIC, open_pages, processes};
 pub(super) use left::{Left, Origin, Part, left};
 pub(crate) use lookup::{
-    MEMFD, Mapped, Mappings, Memfds, Pages, mappings_file, pages_file, shared_pages_file,
+    MEMFD, Mapped, Mappings, Memfds, Pages, mappings_file, messages, pages_file, shared_pages_file,
 };
 pub(super) use private::{Extent, mark, private};
 pub(crate) use zeros::leave_out_zeros;

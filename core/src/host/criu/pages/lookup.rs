@@ -208,7 +208,7 @@ impl Memfds {
 }
 
 /// Messages, each behind its length.
-fn messages<M: Message + Default>(mut rest: &[u8]) -> Option<Vec<M>> {
+pub(crate) fn messages<M: Message + Default>(mut rest: &[u8]) -> Option<Vec<M>> {
     let mut all = Vec::new();
     while !rest.is_empty() {
         let (len, after) = rest.split_first_chunk()?;
