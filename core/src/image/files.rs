@@ -13,6 +13,7 @@ use rustix::fs::{AtFlags, Mode, OFlags};
 use super::cut::{FILE_CUT, SPAN};
 use super::error::{ImageError, io_failure};
 use super::manifest::{FileChunk, FileEntry, Piece};
+use crate::base::concat::concat;
 use crate::store::{ChunkReader, ChunkSink, io_error};
 
 /// A file that is to be in an image and is nowhere on a disk: its bytes are read from where they are.
@@ -182,7 +183,7 @@ pub fn unknown_bytes(size: u64, reused: &Reused) -> u64 {
 /// What is not `reused` of a file of so many bytes, in pieces of at most [`SPAN`].
 fn unknown(size: u64, reused: &Reused) -> Vec<Range<u64>> {
     let within = |span: Range<u64>| span.start..span.end.min(span.start + SPAN as u64);
-    stretches(size, reused).flat_map(spans).map(within).collect()
+    stretches(&parts(size, reused)).into_iter().flat_map(spans).map(within).collect()
 }
 
 /// The first `len` bytes of a buffer that grows as far as it has to.
@@ -206,38 +207,45 @@ impl FileEntry {
 type ReadAt<'a> = dyn Fn(&mut [u8], u64) -> io::Result<()> + Sync + 'a;
 
 /// A part of a file.
-enum FilePart {
+enum FilePart<'a> {
     /// What is not known.
     Stretch(Range<u64>),
-    Reused(FileChunk),
+    /// Chunks that follow one another.
+    Reused(&'a Reused),
 }
 
 /// The parts of a file of so many bytes, in their order.
-fn parts(size: u64, reused: &Reused) -> impl Iterator<Item = FilePart> {
-    let mut at = 0;
-    // What is behind the last that is reused comes as if an empty one followed.
-    let ends = reused.iter().map(Some).chain([None]);
-    ends.flat_map(move |placed| {
-        let (begin, end) = match placed {
-            Some((begin, chunk)) => (*begin, begin.saturating_add(chunk.len.into())),
-            None => (size, size),
-        };
-        if begin < at || end > size || placed.is_some_and(|(_, chunk)| chunk.len == 0) {
-            return [None, None];
+fn parts(size: u64, reused: &Reused) -> Vec<FilePart<'_>> {
+    let (mut parts, mut at, mut run) = (Vec::new(), 0, 0);
+    for (number, (begin, chunk)) in reused.iter().enumerate() {
+        let end = begin.saturating_add(chunk.len.into());
+        let counts = *begin >= at && end <= size && chunk.len > 0;
+        if !counts || *begin > at {
+            parts.push(FilePart::Reused(&reused[run..number]));
+            run = if counts { number } else { number + 1 };
         }
-        let stretch = (begin > at).then_some(FilePart::Stretch(at..begin));
-        at = end;
-        [stretch, placed.map(|(_, chunk)| FilePart::Reused(*chunk))]
-    })
-    .flatten()
+        if counts && *begin > at {
+            parts.push(FilePart::Stretch(at..*begin));
+        }
+        if counts {
+            at = end;
+        }
+    }
+    parts.extend([FilePart::Reused(&reused[run..]), FilePart::Stretch(at..size)]);
+    parts.retain(|part| match part {
+        FilePart::Stretch(stretch) => !stretch.is_empty(),
+        FilePart::Reused(run) => !run.is_empty(),
+    });
+    parts
 }
 
 /// The parts that are not known.
-fn stretches(size: u64, reused: &Reused) -> impl Iterator<Item = Range<u64>> {
-    parts(size, reused).filter_map(|part| match part {
-        FilePart::Stretch(stretch) => Some(stretch),
+fn stretches(parts: &[FilePart<'_>]) -> Vec<Range<u64>> {
+    let stretch = |part: &FilePart<'_>| match part {
+        FilePart::Stretch(stretch) => Some(stretch.clone()),
         FilePart::Reused(_) => None,
-    })
+    };
+    parts.iter().filter_map(stretch).collect()
 }
 
 /// The spans of a stretch: each goes from its place to the end of the stretch.
@@ -255,25 +263,21 @@ fn store_but(
     reused: &Reused,
     read: &ReadAt<'_>,
 ) -> Result<Vec<FileChunk>, ImageError> {
-    let stretches: Vec<Range<u64>> = stretches(size, reused).collect();
-    let stored = store_stretches(chunks, path, &stretches, read)?;
-    let count = reused.len() + stored.iter().map(Vec::len).sum::<usize>();
-    let (mut stored, mut all) = (stored.into_iter(), Vec::with_capacity(count));
-    for part in parts(size, reused) {
-        match part {
-            FilePart::Stretch(stretch) => {
-                let cut = stored.next().unwrap_or_default();
-                if !are_whole(&cut, &stretch) {
-                    let name = path.display().to_string();
-                    let reason = "it has changed while it was read";
-                    return Err(ImageError::BadFile { name, reason });
-                }
-                all.extend(cut.into_iter().map(|(_, chunk)| chunk));
-            }
-            FilePart::Reused(chunk) => all.push(chunk),
+    let parts = parts(size, reused);
+    let stored = store_stretches(chunks, path, &stretches(&parts), read)?;
+    let mut stored = stored.iter();
+    let placed = |part| match part {
+        FilePart::Stretch(stretch) => {
+            let cut = stored.next().map_or(&[][..], Vec::as_slice);
+            let name = || path.display().to_string();
+            let reason = "it has changed while it was read";
+            let changed = || ImageError::BadFile { name: name(), reason };
+            are_whole(cut, &stretch).then_some(cut).ok_or_else(changed)
         }
-    }
-    Ok(all)
+        FilePart::Reused(run) => Ok(run),
+    };
+    let all: Vec<&Reused> = parts.into_iter().map(placed).collect::<Result<_, _>>()?;
+    Ok(concat(&all, |(_, chunk)| *chunk))
 }
 
 /// Whether chunks with these places follow one another, and make a stretch.
@@ -383,6 +387,29 @@ mod tests {
     use crate::store::ChunkId;
     use crate::store::doubles::TestSink;
     use crate::store::tests::noise;
+
+    #[test]
+    fn parts_are_the_whole_file_and_name_what_counts() {
+        let at = |begin: u64, len: u32| (begin, FileChunk { id: ChunkId::of(b"known"), len });
+        let of = |size: u64, reused: &Reused| {
+            let part = |part: FilePart<'_>| match part {
+                FilePart::Stretch(stretch) => (stretch, 0),
+                FilePart::Reused(run) => {
+                    let ((first, _), (last, chunk)) = (run[0], run[run.len() - 1]);
+                    (first..last + u64::from(chunk.len), run.len())
+                }
+            };
+            parts(size, reused).into_iter().map(part).collect::<Vec<_>>()
+        };
+        assert_eq!(of(0, &[]), []);
+        assert_eq!(of(9, &[]), [(0..9, 0)]);
+        assert_eq!(of(9, &[at(0, 4), at(4, 5)]), [(0..9, 2)]);
+        let apart = [at(1, 2), at(3, 1), at(6, 2)];
+        assert_eq!(of(9, &apart), [(0..1, 0), (1..4, 2), (4..6, 0), (6..8, 1), (8..9, 0)]);
+        // One that overlaps, an empty one, and some that are not within the file.
+        let bad = [at(0, 4), at(3, 4), at(4, 0), at(4, 2), at(6, 4), at(u64::MAX, 2), at(8, 1)];
+        assert_eq!(of(9, &bad), [(0..4, 1), (4..6, 1), (6..8, 0), (8..9, 1)]);
+    }
 
     /// Memory of which the pages about a multiple of [`SPAN`] change between the reads of the two spans.
     struct Changing {

@@ -179,18 +179,18 @@ impl Manifest {
     /// The version and the body of its file.
     pub(crate) fn body(&self) -> Result<(u32, Vec<u8>), &'static str> {
         let cannot = |_| "it cannot be encoded";
-        let body = self.encode_fields().map_err(cannot)?;
+        let mut parts = self.encode_fields().map_err(cannot)?;
         if self.sections.is_empty() {
-            return Ok((WITHOUT_SECTIONS, body));
+            return Ok((WITHOUT_SECTIONS, concat_encoded(&parts)));
         }
-        let body = postcard::to_extend(&self.sections, body).map_err(cannot)?;
-        Ok((MANIFEST_VERSION, body))
+        parts.push(Encoding::Done(postcard::to_stdvec(&self.sections).map_err(cannot)?));
+        Ok((MANIFEST_VERSION, concat_encoded(&parts)))
     }
 
     /// What postcard makes of the fields. A program stands still meanwhile, and CRIU's files can have millions of
     /// chunks, so many threads encode these: in postcard form a structure is its fields one after the other, and a list
     /// its length and what it has.
-    fn encode_fields(&self) -> Result<Vec<u8>, postcard::Error> {
+    fn encode_fields(&self) -> Result<Vec<Encoding<'_>>, postcard::Error> {
         let Self {
             created,
             gpucr_version,
@@ -211,15 +211,14 @@ impl Manifest {
         let CriuImage { version, files, options } = criu;
         let host = (created, gpucr_version, hostname, kernel);
         let before = (host, protocol, driver, devices, processes, version, files.len());
-        let mut body = postcard::to_stdvec(&before)?;
+        let mut parts = vec![Encoding::Done(postcard::to_stdvec(&before)?)];
         for FileEntry { name, size, mode, chunks } in files {
-            body = postcard::to_extend(&(name, size, mode, chunks.len()), body)?;
-            let encoded: Vec<Vec<u8>> = chunks.par_chunks(BATCH).map(encode_chunks).collect();
-            body.reserve(encoded.iter().map(Vec::len).sum());
-            encoded.iter().for_each(|chunks| body.extend_from_slice(chunks));
+            parts.push(Encoding::Done(postcard::to_stdvec(&(name, size, mode, chunks.len()))?));
+            parts.extend(chunks.chunks(BATCH).map(Encoding::Chunks));
         }
         let after = (options, carried, required, bulk_bytes, phases, stopped_ms);
-        postcard::to_extend(&after, body)
+        parts.push(Encoding::Done(postcard::to_stdvec(&after)?));
+        Ok(parts)
     }
 
     /// The words that a user has given the image; nothing if they make no sense.
@@ -344,22 +343,59 @@ impl Manifest {
     }
 }
 
-/// What postcard makes of these chunks, one after the other: the bytes of each address, and its length, seven bits in a
-/// byte, the lowest first.
-fn encode_chunks(chunks: &[FileChunk]) -> Vec<u8> {
-    /// Most bytes of one.
-    const MOST: usize = 32 + 5;
-    let mut encoded = Vec::with_capacity(chunks.len() * MOST);
-    for FileChunk { id, len } in chunks {
-        encoded.extend_from_slice(&id.0);
-        let mut rest = *len;
-        while rest > 0x7f {
-            encoded.push(rest as u8 | 0x80);
-            rest >>= 7;
+/// A part of the body of a manifest.
+enum Encoding<'a> {
+    Done(Vec<u8>),
+    /// Still to be encoded. What postcard makes of chunks is, one after the other, the bytes of the address of each and
+    /// its length, seven bits in a byte, the lowest first.
+    Chunks(&'a [FileChunk]),
+}
+
+impl Encoding<'_> {
+    /// Bytes.
+    fn len(&self) -> usize {
+        let of = |chunk: &FileChunk| chunk.id.0.len() + (chunk.len.max(1).ilog2() / 7 + 1) as usize;
+        match self {
+            Self::Done(bytes) => bytes.len(),
+            Self::Chunks(chunks) => chunks.iter().map(of).sum(),
         }
-        encoded.push(rest as u8);
     }
-    encoded
+
+    /// Fills `place`, which has its length.
+    fn write(&self, place: &mut [u8]) {
+        let chunks = match self {
+            Self::Done(bytes) => return place.copy_from_slice(bytes),
+            Self::Chunks(chunks) => *chunks,
+        };
+        let mut rest = place;
+        let mut put = |bytes: &[u8]| {
+            rest.split_off_mut(..bytes.len()).expect("room for it").copy_from_slice(bytes)
+        };
+        for FileChunk { id, len } in chunks {
+            put(&id.0);
+            let mut rest = *len;
+            while rest > 0x7f {
+                put(&[rest as u8 | 0x80]);
+                rest >>= 7;
+            }
+            put(&[rest as u8]);
+        }
+    }
+}
+
+/// The body that these parts make, one after the other.
+fn concat_encoded(parts: &[Encoding<'_>]) -> Vec<u8> {
+    let lens: Vec<usize> = parts.par_iter().map(Encoding::len).collect();
+    // The kernel gives the pages of these zeros when they are first written, which many threads do.
+    let mut body = vec![0; lens.iter().sum()];
+    let (mut rest, mut places) = (&mut body[..], Vec::with_capacity(parts.len()));
+    for (part, len) in parts.iter().zip(lens) {
+        let place;
+        (place, rest) = rest.split_at_mut(len);
+        places.push((part, place));
+    }
+    places.into_par_iter().for_each(|(part, place)| part.write(place));
+    body
 }
 
 /// The BLAKE3 of a manifest file of this version with this body.

@@ -2,10 +2,15 @@
 
 use std::path::Path;
 
+use rayon::prelude::*;
+
 use super::manifest::{
     Block, CarriedFile, FileChunk, FileEntry, Manifest, Piece, Process, Section, Shim,
 };
 use crate::store::{ChunkId, MAX_CHUNK};
+
+/// So many chunks are a long list.
+const LONG: usize = 16 << 10;
 
 /// Something that an image holds the bytes of.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -68,11 +73,15 @@ impl<'a> Part<'a> {
 
     /// Adds the ids of its chunks.
     pub(super) fn add_ids(&self, ids: &mut Vec<ChunkId>) {
-        let of = |chunks: &'a [FileChunk]| chunks.iter().map(|chunk| chunk.id);
-        match *self {
-            Self::Block { block, .. } => ids.extend_from_slice(&block.chunks),
-            Self::Section(section) => ids.extend(of(&section.chunks)),
-            _ => ids.extend(self.file().into_iter().flat_map(|file| of(&file.chunks))),
+        let chunks = match *self {
+            Self::Block { block, .. } => return ids.extend_from_slice(&block.chunks),
+            Self::Section(section) => &section.chunks,
+            _ => self.file().map_or(&[][..], |file| &file.chunks),
+        };
+        // Threads are worth it for a long list alone.
+        match chunks.len() {
+            ..LONG => ids.extend(chunks.iter().map(|chunk| chunk.id)),
+            _ => ids.par_extend(chunks.par_iter().map(|chunk| chunk.id)),
         }
     }
 

@@ -365,17 +365,19 @@ impl ImageWriter {
             return missing(id);
         }
         let Compared { shared_bytes, unneeded_bytes, .. } = compared;
-        let finish = || chunks.finish();
-        let (stats, manifest) = rayon::join(finish, || manifest.encode(&self.partial));
-        let (stats, manifest) = (stats?, manifest?);
         let disk = self.disk.clone();
-        let staging = self.staging_dir();
-        disk.remove_tree(&staging).map_err(|e| io_failure("remove", &staging, e))?;
-        let base_len = match &self.base {
-            Some(base) => base.write(disk.as_ref(), &self.partial)?,
-            None => 0,
+        let (partial, staging, base) = (&self.partial, self.staging_dir(), &self.base);
+        let describe = || {
+            disk.remove_tree(&staging).map_err(|e| io_failure("remove", &staging, e))?;
+            let manifest = manifest.encode(partial)?;
+            let base_len = match base {
+                Some(base) => base.write(disk.as_ref(), partial)?,
+                None => 0,
+            };
+            Ok::<_, ImageError>((base_len, manifest.write(disk.as_ref())?))
         };
-        let (id, manifest_len) = manifest.write(disk.as_ref())?;
+        let (stats, described) = rayon::join(|| chunks.finish(), describe);
+        let (stats, (base_len, (id, manifest_len))) = (stats?, described?);
         let signatures_len = self.write_signatures(&id)?;
         disk.sync_dir(&self.partial).map_err(|e| io_failure("sync", &self.partial, e))?;
 

@@ -265,11 +265,16 @@ impl Window for Unsaved {
     /// needs of frozen programs that may go on then.
     fn commit(self, task: &mut Task<'_>, left: Option<LeftMemory>) -> Result<Saved, Setback> {
         let Self { image, mut copy, unchanged, late } = self;
-        let updated = task.plan.update(task.options, &task.made.cuda_processes, &task.drivers);
-        let updated = updated.and_then(|()| match &left {
-            Some(left) => task.host.settle(&image.writer, left),
-            None => Ok(()),
+        let Task { plan, host, options, made, drivers, .. } = task;
+        let mut settled = Ok(());
+        // Each takes some milliseconds, in which the programs stand still.
+        let updated = rayon::in_place_scope(|scope| {
+            scope.spawn(|_| {
+                settled = left.as_ref().map_or(Ok(()), |left| host.settle(&image.writer, left));
+            });
+            plan.update(options, &made.cuda_processes, drivers)
         });
+        let updated = updated.and(settled);
         if task.strategy.goes_on_early() {
             let held = updated.and_then(|()| commit::copy_aside(task, &image.writer, left));
             let blocks = held.and_then(|held| Ok((held, copy.released()?)));

@@ -2,6 +2,7 @@
 
 use rayon::prelude::*;
 
+use crate::base::concat::concat;
 use crate::base::ranges::Ranges;
 use crate::host::process::{Place, RunningMemory};
 use crate::image::FileChunk;
@@ -77,9 +78,8 @@ pub(super) fn found_again(
     // The programs stand still meanwhile, and there can be millions.
     let some = |some: &[Copied]| some.iter().filter(same).filter_map(placed).collect();
     let found: Vec<Vec<_>> = copied.par_chunks(BATCH).map(some).collect();
-    let mut all = Vec::with_capacity(found.iter().map(Vec::len).sum());
-    found.iter().for_each(|found| all.extend_from_slice(found));
-    all
+    let found: Vec<&[_]> = found.iter().map(Vec::as_slice).collect();
+    concat(&found, |placed| *placed)
 }
 
 /// Where a chunk begins in a file, if all of its bytes are there one after the other.

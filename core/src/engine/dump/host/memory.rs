@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use gpucr_wire::table::Range;
+use rayon::prelude::*;
 
 use super::copied::found_again;
 use super::watched::Watched;
@@ -113,21 +114,23 @@ impl Host {
         for (file, pid, places) in left.places() {
             let all: u64 = places.iter().map(|place| place.len).sum();
             let watched = self.watched.iter_mut().find(|watched| watched.pid == pid);
-            let mut reused = Vec::new();
+            let (mut reused, mut kept) = (Vec::new(), 0);
             if let Some(watched) = watched
                 && let Some(unchanged) = watched.unchanged()
             {
                 reused = found_again(watched.copied(), &places, &unchanged);
+                kept = bytes(&reused);
                 account.tracked += 1;
                 account.pinned_bytes += watched.pinned_bytes();
-                account.changed_bytes += watched.copied_bytes() - bytes(&reused);
+                account.changed_bytes += watched.copied_bytes() - kept;
             }
             if self.mode == Mode::Checked {
                 let unseen = check(image, file, &mut reused)?;
                 *account.unseen_bytes.get_or_insert_default() += unseen;
+                kept -= unseen;
             }
-            account.kept_bytes += bytes(&reused);
-            account.left_bytes += all - bytes(&reused);
+            account.kept_bytes += kept;
+            account.left_bytes += all - kept;
             self.reused.insert(file.name().to_owned(), reused);
         }
         Ok(())
@@ -155,7 +158,7 @@ impl Host {
 }
 
 fn bytes(reused: &Reused) -> u64 {
-    reused.iter().map(|(_, chunk)| u64::from(chunk.len)).sum()
+    reused.par_iter().map(|(_, chunk)| u64::from(chunk.len)).sum()
 }
 
 /// The pages that ranges lie in.

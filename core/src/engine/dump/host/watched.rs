@@ -2,6 +2,8 @@
 
 use std::io;
 
+use rayon::prelude::*;
+
 use super::copied::{Copied, placed, stretches};
 use super::polite::Polite;
 use crate::base::cores::Cores;
@@ -70,7 +72,7 @@ impl Watched {
     }
 
     pub(super) fn copied_bytes(&self) -> u64 {
-        self.copied.iter().map(|copied| u64::from(copied.chunk.len)).sum()
+        self.copied.par_iter().map(|copied| u64::from(copied.chunk.len)).sum()
     }
 
     /// Finds what is to be copied: all that is tracked, but for what is copied and has not changed, and what is hot.
