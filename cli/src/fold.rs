@@ -7,7 +7,7 @@ use textwrap::core::Word;
 use textwrap::{Options, WordSeparator, WordSplitter};
 
 /// In fewer columns words make no lines that anybody wants to read.
-const NARROWEST: usize = 20;
+pub(crate) const NARROWEST: usize = 20;
 
 /// How many columns a terminal has; none if this is no terminal, or one that does not tell.
 pub(crate) fn width(stream: impl AsFd) -> Option<usize> {

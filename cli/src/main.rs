@@ -19,13 +19,15 @@ mod table;
 mod template;
 mod terminal;
 mod traces;
+mod usage;
 mod values;
 
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use args::{Args, Command};
-use clap::{CommandFactory, Parser};
+use clap::CommandFactory;
 use failure::CliError;
 
 /// What to do where an image cannot be opened that is named without a path.
@@ -33,7 +35,7 @@ const NO_STORE: &str =
     "`latest` and other names of images need a default store: set GPUCR_STORE=DIR";
 
 fn main() -> ExitCode {
-    let mut args = match Args::try_parse() {
+    let mut args = match usage::parse() {
         Ok(args) => args,
         Err(words) => return say_usage(&words),
     };
@@ -118,7 +120,13 @@ fn name_images(command: &mut Command) -> Result<bool, CliError> {
 
 /// The help that was asked for, or what is wrong with the command line.
 fn say_usage(words: &clap::Error) -> ExitCode {
-    if let Err(error) = words.print() {
+    let printed = if words.use_stderr() {
+        let text = usage::text(words, paint::has_colours(&io::stderr()));
+        io::stderr().write_all(text.as_bytes())
+    } else {
+        io::stdout().write_all(usage::text(words, paint::has_colours(&io::stdout())).as_bytes())
+    };
+    if let Err(error) = printed {
         say::lost("standard output", error);
     }
     say::settle(Ok(ExitCode::from(words.exit_code() as u8)))

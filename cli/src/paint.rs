@@ -37,11 +37,13 @@ impl Paint {
 /// Whether standard output gets colours.
 fn is_coloured() -> bool {
     static COLOURED: OnceLock<bool> = OnceLock::new();
-    *COLOURED.get_or_init(|| {
-        let variable = |name| std::env::var_os(name);
-        std::io::stdout().is_terminal()
-            && are_wanted(variable("NO_COLOR").as_deref(), variable("TERM").as_deref())
-    })
+    *COLOURED.get_or_init(|| has_colours(&std::io::stdout()))
+}
+
+/// Whether what is written there is shown in colours.
+pub(crate) fn has_colours(stream: &impl IsTerminal) -> bool {
+    let variable = |name| std::env::var_os(name);
+    stream.is_terminal() && are_wanted(variable("NO_COLOR").as_deref(), variable("TERM").as_deref())
 }
 
 /// Whether the user of a terminal wants colours, by these variables.

@@ -134,7 +134,7 @@ pub(crate) fn store(named: Option<&Path>) -> Result<PathBuf, CliError> {
         Some(store) => Ok(store.to_owned()),
         None => default_store()?.ok_or_else(|| {
             CliError::new(USAGE, "no store is named").help(
-                "name it (`gpucr ls DIR`; a dump: `--store DIR`), or set GPUCR_STORE=DIR, or write `store = DIR` to \
+                "name it (`gpucr COMMAND DIR`; a dump: `--store DIR`), or set GPUCR_STORE=DIR, or write `store = DIR` to \
                  ~/.config/gpucr/config or /etc/gpucr/config",
             )
         }),

@@ -30,7 +30,7 @@ impl Table {
     }
 
     /// The lines of the table, without spaces at their ends. If its last column is text, that is folded so that they
-    /// fit into this `width`, as far as there is room for it.
+    /// fit into this `width`; where there is no room for it at all, it comes below the others, without its head.
     fn lines(&self, width: Option<usize>) -> Vec<String> {
         let widths: Vec<usize> = (0..self.heads.len())
             .map(|column| {
@@ -52,6 +52,19 @@ impl Table {
         let others: usize = widths[..last].iter().map(|width| width + 2).sum();
         let room =
             width.filter(|_| !self.right[last]).map(|width| width.saturating_sub(others + 2));
+        let is_below = room.is_some_and(|room| room < widths[last] && room < fold::NARROWEST);
+        if let (true, Some(width)) = (is_below, width) {
+            let mut lines = vec![line(&self.heads[..last])];
+            for row in &self.rows {
+                let cells: Vec<&str> = row.iter().map(String::as_str).collect();
+                lines.push(line(&cells[..last]));
+                let text = || vec![cells[last].to_owned()];
+                let parts = fold::cell(cells[last], width.saturating_sub(4)).unwrap_or_else(text);
+                let parts = parts.iter().filter(|part| !part.is_empty());
+                lines.extend(parts.map(|part| format!("    {part}")));
+            }
+            return lines;
+        }
         let mut lines = vec![line(&self.heads)];
         for row in &self.rows {
             let mut cells: Vec<&str> = row.iter().map(String::as_str).collect();
@@ -112,7 +125,9 @@ mod tests {
             "     2  a\\nb",
         ];
         assert_eq!(table.lines(Some(30)), wanted);
-        assert_eq!(table.lines(Some(20)).len(), 3, "nothing is folded where there is no room");
+        let below = ["  SIZE", "     1", "    /usr/lib/gpucr/", "    libgpucr_intercept.so"];
+        assert_eq!(table.lines(Some(25))[..4], below);
+        assert_eq!(table.lines(Some(25))[4..], ["     2", "    a\\nb"]);
         let mut numbers = Table::new(&["NAME", ">SIZE"]);
         numbers.row(vec!["a name that is longer than that".into(), "1".into()]);
         assert_eq!(numbers.lines(Some(30)).len(), 2);

@@ -2,7 +2,7 @@
 //! touches and whichever process dies.
 
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -15,6 +15,17 @@ const PHASES: [&str; 8] =
     ["preflight", "load", "extract", "criu", "driver", "attach", "resume", "stream"];
 /// Nothing is loaded but what a call of the program waits for.
 const ONLY_WANTED: (&str, &str) = ("GPUCR_FAULT", "skip:unwanted");
+
+/// Runs a command whose perf_event_open(2), number 298 on x86-64, fails with EPERM by a filter of seccomp(2).
+const WITHOUT_PERF_EVENTS: &str = r#"
+import ctypes, os, struct, sys
+code = [(0x20, 0, 0, 0), (0x15, 0, 1, 298), (0x06, 0, 0, 0x50001), (0x06, 0, 0, 0x7FFF0000)]
+code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in code))
+filter = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", 4, ctypes.addressof(code)))
+PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
+assert ctypes.CDLL(None).prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, filter, 0, 0) == 0
+os.execv(sys.argv[1], sys.argv[1:])
+"#;
 
 /// Restores the image on demand and waits for the program's end; gives the report.
 fn restored(lab: &Lab, args: &[&str], environment: &[(&str, &str)]) -> Result<Value> {
@@ -41,6 +52,31 @@ fn on_demand(name: &str) -> Result<()> {
 }
 
 gpucr_tests::each_workload!(on_demand);
+
+/// Without tracepoints nobody knows which memory a program gives up before it has come.
+#[test]
+fn where_the_kernel_does_not_tell_of_calls_host_memory_is_loaded_before() -> Result<()> {
+    let lab = Lab::new();
+    let dumped = Dumped::in_the_middle(&lab, "sgd", &[])?;
+    let report = restored(&lab, &[], &[])?;
+    ensure!(report["on_demand"]["host_bytes"].as_u64() > Some(0), "{report}");
+    dumped.came_out_right(&lab)?;
+    let without = |args: &[&str]| {
+        let gpucr = lab.gpucr();
+        let mut command = Command::new("python3");
+        command.args(["-c", WITHOUT_PERF_EVENTS]).arg(gpucr.get_program()).args(args);
+        command.current_dir(lab.path("")).stdin(Stdio::null());
+        command.envs(gpucr.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        finish(&mut command)
+    };
+    let said = show(&without(&["check"])?);
+    ensure!(said.contains("host memory is loaded before a program runs"), "{said}");
+    let output = without(&[&ON_DEMAND[..], &["image"]].concat())?;
+    ensure!(output.status.success(), "{}", show(&output));
+    let report: Value = serde_json::from_slice(&output.stdout)?;
+    ensure!(report["on_demand"]["host_bytes"] == 0, "{report}");
+    dumped.came_out_right(&lab)
+}
 
 /// Host memory that a program moves, hides, locks, gives up, shares with children and lets the device write, before it is
 /// there.

@@ -228,3 +228,33 @@ fn what_is_no_image_is_told_too() -> Result<()> {
     ensure!(!possible && all.len() == 1 && has(&all, "none", ""), "{all:#?}");
     Ok(())
 }
+
+/// What cannot be used of the command line is no reason to tell of nothing else.
+#[test]
+fn what_the_command_line_names_is_among_it() -> Result<()> {
+    let lab = Lab::new();
+    std::fs::create_dir(lab.path("full"))?;
+    std::fs::write(lab.path("full/file"), "")?;
+    let own = std::process::id().to_string();
+    let dump = ["dump", "--pid", &own, "--sign", "no-key", "--store", "full"];
+    let (possible, all) = blockers(&lab, &dump)?;
+    ensure!(!possible && all.len() == 3, "{all:#?}");
+    ensure!(has(&all, "cannot read no-key", "") && has(&all, "descendant of", ""), "{all:#?}");
+    ensure!(has(&all, "full is not a gpucr store", ""), "{all:#?}");
+    // A store can be made there, and in a directory that is not there.
+    for store in ["new", "full/new"] {
+        let (_, all) = blockers(&lab, &["dump", "--pid", &own, "--store", store])?;
+        ensure!(all.len() == 1 && has(&all, "descendant of", ""), "{all:#?}");
+        ensure!(!lab.path(store).exists());
+    }
+    let (_, all) = blockers(&lab, &["dump", "--pid", &own, "--store", "none/new"])?;
+    ensure!(all.len() == 2 && has(&all, "none", ""), "{all:#?}");
+    let files = ["--netns", "no-net", "--root", "no-root", "--stdout", "none/out"];
+    let restore = [&["restore", "-d", "full", "--trusted-key", "no-key"][..], &files].concat();
+    let (possible, all) = blockers(&lab, &restore)?;
+    ensure!(!possible && all.len() == 5, "{all:#?}");
+    ensure!(has(&all, "no-net", "ip netns add") && has(&all, "no-root", ""), "{all:#?}");
+    ensure!(has(&all, "--stdout", "") && has(&all, "no-key", ""), "{all:#?}");
+    ensure!(has(&all, "full is not a gpucr image", ""), "{all:#?}");
+    Ok(())
+}

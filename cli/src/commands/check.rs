@@ -122,7 +122,7 @@ fn criu_version() -> Row {
         Err(error) => Row::missing(
             NAME,
             error.to_string(),
-            "install CRIU 4.1 or newer; `cargo xtask setup` in gpucr's source tree does it",
+            "install CRIU 4.1 or newer, 4.2 on Linux 6.16 or newer; `cargo xtask setup` in gpucr's source tree does it",
         ),
     }
 }

@@ -7,6 +7,14 @@ use serde_json::json;
 use super::{Outcome, print_json, say};
 use crate::failure::{CliError, FAILED};
 
+/// What there is, or else nothing, and what is in its way is told with all else.
+pub(crate) fn or_tell<T: Default>(it: Result<T, CliError>, blockers: &mut Vec<CliError>) -> T {
+    it.unwrap_or_else(|error| {
+        blockers.push(error);
+        T::default()
+    })
+}
+
 /// Tells what is in the way of `what`, each with what to do about it.
 pub(crate) fn tell(what: &str, blockers: Vec<CliError>, as_json: bool) -> Outcome {
     let is_clear = blockers.is_empty();

@@ -37,12 +37,14 @@ pub(crate) fn run(args: &DumpArgs) -> Outcome {
         return inside::run_dump(&entry, &signals);
     }
     let outside = inside::begin(args.inside, args.first_process)?;
-    let options = options::options(args, signals.stop)?;
     if args.dry_run {
-        let blockers = dump::blockers(&options);
-        let what = format!("a dump of process {}", args.pid);
-        return dry_run::tell(&what, blockers.into_iter().map(Into::into).collect(), args.json);
+        let mut blockers = Vec::new();
+        let signer = dry_run::or_tell(options::signer(args), &mut blockers);
+        let options = options::options(args, signer, signals.stop)?;
+        blockers.extend(dump::blockers(&options).into_iter().map(CliError::from));
+        return dry_run::tell(&format!("a dump of process {}", args.pid), blockers, args.json);
     }
+    let options = options::options(args, options::signer(args)?, signals.stop)?;
     let events = Events::open(args.events.as_deref())?;
     if let Some(interval) = args.every {
         return repeat::run(args, options, (&events, outside.as_ref()), interval);

@@ -235,23 +235,23 @@ fn meaning(record: &Record) -> String {
                 left => format!("; being ended here: {left:?}"),
             };
             format!(
-                "source: handed over; the program belongs to the destination{left}. When it runs there: gpucr migrate \
-                --forget {}",
+                "source: handed over; the program belongs to the destination{left}. When it runs there: `gpucr migrate \
+                --forget {}`",
                 record.id
             )
         }
         (Side::Source, _) => "source: not handed over; the program belongs to this host".into(),
         (Side::Destination, State::Prepared) => {
             format!(
-                "destination: complete in {}; ask the source whether it was handed over (gpucr migrate --list there). If \
-                so: gpucr receive --resume {id} --handed-over; if not: gpucr receive --abort {id}",
+                "destination: complete in {}; ask the source whether it was handed over (`gpucr migrate --list` there). If \
+                so: `gpucr receive --resume {id} --handed-over`; if not: `gpucr receive --abort {id}`",
                 image(),
                 id = record.id
             )
         }
         (Side::Destination, State::Taken) => {
             format!(
-                "destination: handed over, but not yet restored from {}: gpucr receive --resume {}",
+                "destination: handed over, but not yet restored from {}: `gpucr receive --resume {}`",
                 image(),
                 record.id
             )
@@ -259,15 +259,15 @@ fn meaning(record: &Record) -> String {
         (Side::Destination, State::Restoring) => {
             format!(
                 "destination: handed over, and its restore from {} was begun. If gpucr was killed in it, see with `gpucr \
-                ps` whether the program runs. If not: gpucr receive --resume {id} --not-running; if so: gpucr receive \
-                --abort {id} --running",
+                ps` whether the program runs. If not: `gpucr receive --resume {id} --not-running`; if so: `gpucr \
+                receive --abort {id} --running`",
                 image(),
                 id = record.id
             )
         }
         (Side::Destination, _) => {
             format!(
-                "destination: not handed over; {} is not needed: gpucr receive --abort {}",
+                "destination: not handed over; {} is not needed: `gpucr receive --abort {}`",
                 image(),
                 record.id
             )

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use gpucr_core::restore::{self, AtHand, GoesOn, Happened, Options, Program};
-use gpucr_core::{sharing, verify};
+use gpucr_core::{Error, sharing, verify};
 use rustix::process::{Pid, WaitId, WaitIdOptions, WaitOptions};
 use serde_json::json;
 
@@ -30,6 +30,7 @@ pub(crate) use hold::{Held, go_on, hand_memory, hold_back, stand_by};
 pub(crate) use setup::network_at;
 pub(crate) use streams::{Streams, give};
 
+use crate::commands::dry_run::{or_tell, tell};
 use crate::commands::{Outcome, io_error, note_folded};
 use crate::display;
 use crate::events::Events;
@@ -81,7 +82,8 @@ pub(crate) fn run(args: &RestoreArgs) -> Outcome {
     }));
     let share = holder(args)?;
     let held_by = held_by(args)?;
-    let options = options(args, held_by.as_ref(), share, &signals, goes_on)?;
+    let given = (setup::outputs(args)?, setup::trust(args)?);
+    let options = options(args, given, held_by.as_ref(), share, &signals, goes_on)?;
     let options = Options { network, at_hand: Arc::new(at_hand), ..options };
     let restored = restore::restore(options, progress(args, &events));
     let give_back = || terminal.iter().for_each(|terminal| terminal.give_back());
@@ -128,13 +130,19 @@ pub(crate) fn run(args: &RestoreArgs) -> Outcome {
 /// Tells what is in the way.
 fn dry_run(args: &RestoreArgs) -> Outcome {
     let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
-    let network = network(args)?;
-    let options = options(args, None, None, &signals, GoesOn(Arc::new(|_| ())))?;
-    let options = Options { network, root: setup::root(args)?, ..options };
-    let blockers = restore::blockers(&options, !args.new_pids && args.root.is_none());
-    let mut blockers: Vec<CliError> = blockers.into_iter().map(Into::into).collect();
-    blockers
-        .extend(setup::lacks_terminal(args, restore::leads_its_session(&options) == Some(true)));
+    let mut blockers: Vec<CliError> = Vec::new();
+    let network = or_tell(network(args), &mut blockers);
+    let root = or_tell(setup::root(args), &mut blockers);
+    let outputs = or_tell(setup::outputs(args), &mut blockers);
+    let trust = or_tell(setup::trust(args), &mut blockers);
+    let goes_on = GoesOn(Arc::new(|_| ()));
+    let options = options(args, (outputs, trust), None, None, &signals, goes_on)?;
+    let options = Options { network, root, ..options };
+    let lacking = restore::blockers(&options, !args.new_pids && args.root.is_none());
+    // A root that cannot be used is there already.
+    let is_new = |error: &Error| args.root.is_none() || !matches!(error, Error::NoRoot);
+    blockers.extend(lacking.into_iter().filter(is_new).map(CliError::from));
+    blockers.extend(setup::lacks_terminal(args, &options));
     // What cannot be opened is among these already.
     let shown = display::progress(args.json);
     if let Ok(report) = verify::verify(&args.image, shown.as_ref())
@@ -143,16 +151,17 @@ fn dry_run(args: &RestoreArgs) -> Outcome {
         let (image, count) = (args.image.display(), report.damage.len());
         let s = if count == 1 { "place" } else { "places" };
         let damaged = CliError::new(FAILED, format!("the image {image} is damaged in {count} {s}"));
-        blockers.push(
-            damaged.help("`gpucr verify` lists them: copy the image again from where it came from"),
-        );
+        blockers.push(damaged.help(format!(
+            "`gpucr verify {}` lists them: copy the image again from where it came from",
+            args.image.display()
+        )));
     }
     drop(shown);
     if restore::would_leave_network(&options) {
         note_folded!("{LEFT_NETWORK}");
     }
     let what = format!("a restore of {}", args.image.display());
-    crate::commands::dry_run::tell(&what, blockers, args.json)
+    tell(&what, blockers, args.json)
 }
 
 /// The process that holds memory which is shared.

@@ -258,7 +258,10 @@ fn about_program(error: &Error) -> Help {
         Error::Changed { .. } => "try again",
         Error::OwnTree { .. } => "dump the program itself, not the shell or job that runs gpucr",
         Error::Tree(TreeError::NoProcess(_)) => "`gpucr ps` lists the programs under gpucr",
-        Error::Tree(TreeError::NotYours(_)) => "run gpucr as that user, or as root",
+        Error::Tree(TreeError::NotYours(_)) => {
+            "run gpucr as that user, or as root; processes of the system or of another container are out of reach \
+             for root too"
+        }
         Error::SharedOutside { .. } => {
             "dump all processes that share it together: --pid takes a process and all its descendants"
         }
@@ -414,7 +417,7 @@ fn about_criu(error: &CriuError) -> Help {
             (!lines.is_empty()).then(|| lines.join("\n").into())
         }
         CriuError::NotFound { .. } | CriuError::TooOld { .. } => Some(
-            "install CRIU 4.1 or newer; `cargo xtask setup` in gpucr's source tree does it".into(),
+            "install CRIU 4.1 or newer, 4.2 on Linux 6.16 or newer; `cargo xtask setup` in gpucr's source tree does it".into(),
         ),
         _ => None,
     }

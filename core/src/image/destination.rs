@@ -49,9 +49,10 @@ impl Destination {
     pub fn check(&self) -> Result<(), ImageError> {
         let path = self.path();
         match self {
-            Self::Stored { name, .. } => {
+            Self::Stored { store, name } => {
                 let reason = check_name(name);
                 reason.map_err(|reason| ImageError::Output { path: path.clone(), reason })?;
+                shared::check_place(store)?;
                 return check_free(&path, &path);
             }
             Self::Incremental { parent, .. } => drop(Manifest::read_with_id(parent)?),

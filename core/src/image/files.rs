@@ -220,14 +220,14 @@ fn parts(size: u64, reused: &Reused) -> Vec<FilePart<'_>> {
     for (number, (begin, chunk)) in reused.iter().enumerate() {
         let end = begin.saturating_add(chunk.len.into());
         let counts = *begin >= at && end <= size && chunk.len > 0;
-        if !counts || *begin > at {
-            parts.push(FilePart::Reused(&reused[run..number]));
-            run = if counts { number } else { number + 1 };
+        if counts && *begin == at {
+            at = end;
+            continue;
         }
-        if counts && *begin > at {
-            parts.push(FilePart::Stretch(at..*begin));
-        }
+        parts.push(FilePart::Reused(&reused[run..number]));
+        run = if counts { number } else { number + 1 };
         if counts {
+            parts.push(FilePart::Stretch(at..*begin));
             at = end;
         }
     }

@@ -271,6 +271,23 @@ pub(super) fn all_names(dir: &Path) -> Result<Vec<String>, StoreError> {
     Ok(names)
 }
 
+/// Looks whether a directory is a store, or could become one now.
+///
+/// # Errors
+/// It has something else in it, or cannot be made.
+pub(crate) fn check_place(dir: &Path) -> Result<(), StoreError> {
+    match std::fs::metadata(dir) {
+        Ok(_) if is_store(dir) => Ok(()),
+        Ok(_) => check_empty(dir),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let dir = std::path::absolute(dir).map_err(|e| io_error("find", dir, e))?;
+            let parent = dir.parent().unwrap_or(&dir);
+            std::fs::read_dir(parent).map(drop).map_err(|e| io_error("open", parent, e))
+        }
+        Err(error) => Err(io_error("open", dir, error)),
+    }
+}
+
 /// A directory that is to become a store has nothing but what a store has.
 fn check_empty(dir: &Path) -> Result<(), StoreError> {
     let failed = |e| io_error("read", dir, e);

@@ -77,7 +77,8 @@ impl Page {
                     }
                     cells.join(" ")
                 };
-                let _ = writeln!(self.out, ".PP\n.TS\n{}\n{}.", row("lb"), row("l"));
+                // A cell is too narrow to have both edges straight.
+                let _ = writeln!(self.out, ".PP\n.na\n.TS\n{}\n{}.", row("lb"), row("l"));
             }
             Tag::Emphasis => self.text.push_str("\\fI"),
             Tag::Strong => self.text.push_str("\\fB"),
@@ -121,7 +122,7 @@ impl Page {
                 self.out.push_str(&row);
                 self.out.push('\n');
             }
-            TagEnd::Table => self.out.push_str(".TE\n"),
+            TagEnd::Table => self.out.push_str(".TE\n.ad\n"),
             TagEnd::Emphasis | TagEnd::Strong => self.text.push_str("\\fR"),
             _ => {}
         }
@@ -157,8 +158,8 @@ mod tests {
         let page = super::page("name", 7, "what", text);
         let expected = "'\\\" t\n.TH name 7\n.SH NAME\nname \\- what\n.SH DESCRIPTION\n.PP\n\
             A \\fBb\\-c\\fR and \\fId\\fR.\n\\&.e\n.SH HEAD\n.IP \\(bu 2\none\n.IP \\(bu 2\ntwo\n.PP\n\
-            .IP 1. 4\nx\ny\n.PP\n.PP\n.TS\nlb lbx\nl lx.\nT{\nk\nT}\tT{\nv\nT}\n\
-            T{\na\nT}\tT{\n\\(aqb\\(aq\nT}\n.TE\n.PP\n.RS 4\n.nf\ncode\\en\n.fi\n.RE\n";
+            .IP 1. 4\nx\ny\n.PP\n.PP\n.na\n.TS\nlb lbx\nl lx.\nT{\nk\nT}\tT{\nv\nT}\n\
+            T{\na\nT}\tT{\n\\(aqb\\(aq\nT}\n.TE\n.ad\n.PP\n.RS 4\n.nf\ncode\\en\n.fi\n.RE\n";
         assert_eq!(page, expected);
     }
 }

@@ -14,11 +14,24 @@ use gpucr_core::trust::PrivateKey;
 use super::args::{DumpArgs, ProtocolArg};
 use crate::failure::{CliError, USAGE};
 
+/// The key that signs the image, if one is named.
+///
+/// # Errors
+/// It cannot be read.
+pub(super) fn signer(args: &DumpArgs) -> Result<Option<PrivateKey>, CliError> {
+    let key = args.sign.as_deref().map(PrivateKey::read).transpose();
+    key.map_err(|error| CliError::from(Error::from(error)).state("Nothing was changed."))
+}
+
 /// The options of a dump, which ends early once `stop` is set.
 ///
 /// # Errors
-/// The arguments contradict each other, or the key cannot be read.
-pub(super) fn options(args: &DumpArgs, stop: Arc<AtomicBool>) -> Result<Options, CliError> {
+/// The arguments contradict each other.
+pub(super) fn options(
+    args: &DumpArgs,
+    signer: Option<PrivateKey>,
+    stop: Arc<AtomicBool>,
+) -> Result<Options, CliError> {
     let leave_running = args.leave_running || args.every.is_some();
     let protocol = match args.protocol {
         ProtocolArg::Auto => None,
@@ -30,9 +43,6 @@ pub(super) fn options(args: &DumpArgs, stop: Arc<AtomicBool>) -> Result<Options,
         }
         ProtocolArg::Cow => Some(Protocol::Cow),
     };
-    let sign = args.sign.as_deref().map(PrivateKey::read).transpose();
-    let sign =
-        sign.map_err(|error| CliError::from(Error::from(error)).state("Nothing was changed."))?;
     Ok(Options {
         pid: args.own_pid(),
         target: Target::Image(destination(args)?),
@@ -53,7 +63,7 @@ pub(super) fn options(args: &DumpArgs, stop: Arc<AtomicBool>) -> Result<Options,
             None => Timeline::default(),
         },
         feedback: Feedback::default(),
-        sign: sign.map(Arc::new),
+        sign: signer.map(Arc::new),
         stop,
     })
 }

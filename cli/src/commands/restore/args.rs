@@ -139,7 +139,7 @@ pub(crate) struct RestoreArgs {
     /// List everything known that would prevent a restore, each with what to do about it, and change nothing
     ///
     /// The whole image is read and checked, as `gpucr verify` does.
-    #[arg(long, conflicts_with_all = ["detach", "exec_before_resume", "ready_file", "ready_fd", "events"])]
+    #[arg(long, conflicts_with_all = ["exec_before_resume", "ready_file", "ready_fd", "events"])]
     pub(crate) dry_run: bool,
     /// Read the image from disk, even if `gpucr warm` keeps it in memory
     #[arg(long)]

@@ -229,7 +229,8 @@ pub(super) fn restore(args: &RestoreArgs, inside: &[u32]) -> Outcome {
         }
     }));
     let held_by = setup::held_by(args)?;
-    let options = setup::options(args, held_by.as_ref(), holder, &signals, goes_on)?;
+    let given = (setup::outputs(args)?, setup::trust(args)?);
+    let options = setup::options(args, given, held_by.as_ref(), holder, &signals, goes_on)?;
     let options = Options { network, root: setup::root(args)?, ..options };
     let restored = restore::restore(options, setup::progress(args, &events));
     let (report, watch) = match setup::told(args, (&events, &traces), restored, Program::report) {

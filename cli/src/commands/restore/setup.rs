@@ -8,9 +8,12 @@ use gpucr_core::container;
 use gpucr_core::file_tree::FileTree;
 use gpucr_core::image::{Manifest, Stdio};
 use gpucr_core::network::NetworkNamespace;
-use gpucr_core::restore::{ChangedFile, FileFate, GoesOn, Moved, Options, OutputFiles, Report};
+use gpucr_core::restore::{
+    ChangedFile, FileFate, GoesOn, Moved, Options, OutputFiles, Outputs, Report,
+};
 use gpucr_core::sharing::Holder;
-use gpucr_core::{Error, Failure, Progress};
+use gpucr_core::trust::Trust;
+use gpucr_core::{Error, Failure, Progress, restore};
 use serde_json::json;
 
 use super::args::RestoreArgs;
@@ -47,7 +50,7 @@ pub(super) fn holder(args: &RestoreArgs) -> Result<Option<Holder>, CliError> {
 
 /// The program had a terminal, and a restore with these options has none to give to it; not if that is unknown. In a pid
 /// namespace or a root directory of its own only a program that leads its session can have this command's.
-pub(super) fn lacks_terminal(args: &RestoreArgs, leads_its_session: bool) -> Option<CliError> {
+pub(super) fn lacks_terminal(args: &RestoreArgs, options: &Options) -> Option<CliError> {
     let manifest = Manifest::read(&args.image).ok()?;
     // Of its other processes one may have a terminal that the program itself has made, as script(1) does.
     let mut streams = manifest.processes.first()?.stdio.iter();
@@ -55,6 +58,7 @@ pub(super) fn lacks_terminal(args: &RestoreArgs, leads_its_session: bool) -> Opt
         Stdio::Terminal { path, .. } => Some(path.display()),
         _ => None,
     })?;
+    let leads_its_session = restore::leads_its_session(options) == Some(true);
     let here = if args.new_pids && !leads_its_session {
         "with --new-pids it would have none"
     } else if args.root.is_some() && !leads_its_session {
@@ -113,31 +117,47 @@ pub(super) fn root(args: &RestoreArgs) -> Result<Option<FileTree>, CliError> {
     named.transpose().map_err(failed)
 }
 
+/// Where the program's output goes.
+///
+/// # Errors
+/// A file cannot be written.
+pub(super) fn outputs(args: &RestoreArgs) -> Result<Outputs, CliError> {
+    match &args.streams {
+        // A terminal that they stand in for keeps the program from being detached.
+        Some(streams) => streams.take().map_err(io_error("--streams is for gpucr's own use")),
+        None => {
+            let open = if args.dry_run { output::appendable } else { output::append };
+            let (stdout, stderr) = (args.stdout.clone(), args.stderr.clone());
+            outputs::open(&OutputFiles { stdout, stderr }, open)
+        }
+    }
+}
+
+/// Which images the command line takes.
+///
+/// # Errors
+/// A key cannot be read.
+pub(super) fn trust(args: &RestoreArgs) -> Result<Trust, CliError> {
+    Ok(key::trust_with_policy(&args.trust)?)
+}
+
 /// What the command line asks of a restore, which is held back by another gpucr if one is given; but for the
 /// [`network`] and the [`root`].
 ///
 /// # Errors
-/// The keys to trust cannot be read.
+/// A descriptor that gpucr is to give itself is not there.
 pub(super) fn options(
     args: &RestoreArgs,
+    (outputs, trust): (Outputs, Trust),
     held_by: Option<&hold::HeldBy>,
     share: Option<Holder>,
     signals: &SignalPlan,
     goes_on: GoesOn,
 ) -> Result<Options, CliError> {
-    let outputs = match &args.streams {
-        // A terminal that they stand in for keeps the program from being detached.
-        Some(streams) => streams.take().map_err(io_error("--streams is for gpucr's own use"))?,
-        None => {
-            let open = if args.dry_run { output::appendable } else { output::append };
-            let (stdout, stderr) = (args.stdout.clone(), args.stderr.clone());
-            outputs::open(&OutputFiles { stdout, stderr }, open)?
-        }
-    };
     Ok(Options {
         outputs,
         image: args.image.clone(),
-        trust: key::trust_with_policy(&args.trust)?,
+        trust,
         at_hand: Arc::default(),
         warm: !args.no_warm,
         detach: args.detach,

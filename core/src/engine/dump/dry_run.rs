@@ -21,6 +21,11 @@ pub fn blockers(options: &Options) -> Vec<Error> {
     if !rustix::process::geteuid().is_root() {
         found.push(Error::NotRoot);
     }
+    if let Target::Image(destination) = &options.target
+        && let Err(error) = destination.check()
+    {
+        found.push(error.into());
+    }
     let tree = match Tree::read(options.pid) {
         Ok(tree) => tree,
         Err(error) => {
@@ -55,11 +60,6 @@ pub fn blockers(options: &Options) -> Vec<Error> {
         Err(error) => found.push(error.into()),
     }
     of_processes(options, tree, &mut found);
-    if let Target::Image(destination) = &options.target
-        && let Err(error) = destination.check()
-    {
-        found.push(error.into());
-    }
     found
 }
 

@@ -115,20 +115,25 @@ pub(super) fn process_of(id: u32) -> Option<u32> {
     u32::try_from(status.tgid).ok()
 }
 
-/// Who has this pid, if anybody has it now.
+/// Who has this pid, if it does not become free in a moment.
 pub(super) fn in_use(pid: u32) -> Option<Error> {
-    Path::new(&format!("/proc/{pid}")).exists().then(|| {
-        let status = procfs::process::Process::new(pid as i32).and_then(|p| p.status());
-        Error::PidInUse { pid, by: name_of(pid, status.as_ref()) }
-    })
+    wait_until_free(pid).err()
 }
 
 fn name_of(pid: u32, status: Result<&Status, &ProcError>) -> String {
     match status {
+        Ok(status) if status.tgid == pid as i32 && has_ended(status) => format!(
+            "by {}, which has ended, but its parent, process {}, has not waited for it",
+            status.name, status.ppid
+        ),
         Ok(status) if status.tgid == pid as i32 => format!("by {}", status.name),
         Ok(status) => format!("by a thread of {}, pid {}", status.name, status.tgid),
         Err(error) => error.to_string(),
     }
+}
+
+fn has_ended(status: &Status) -> bool {
+    status.state.starts_with(['Z', 'X'])
 }
 
 /// A pid is in use until its process was waited for. Processes that a dump has just ended are so
@@ -138,7 +143,7 @@ fn wait_until_free(pid: u32) -> Result<(), Error> {
     // `/proc` has an entry for each thread too, though it does not list them.
     while Path::new(&format!("/proc/{pid}")).exists() {
         let status = procfs::process::Process::new(pid as i32).and_then(|p| p.status());
-        let ended = status.as_ref().map_or(true, |s| s.state.starts_with(['Z', 'X']));
+        let ended = status.as_ref().map_or(true, has_ended);
         if !ended || Instant::now() >= deadline {
             return Err(Error::PidInUse { pid, by: name_of(pid, status.as_ref()) });
         }
