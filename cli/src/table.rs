@@ -32,6 +32,11 @@ impl Table {
     /// The lines of the table, without spaces at their ends. If its last column is text, that is folded so that they
     /// fit into this `width`; where there is no room for it at all, it comes below the others, without its head.
     fn lines(&self, width: Option<usize>) -> Vec<String> {
+        self.folded(width, true)
+    }
+
+    /// The same; unless texts `are_folded`, they stay on one line each.
+    fn folded(&self, width: Option<usize>, are_folded: bool) -> Vec<String> {
         let widths: Vec<usize> = (0..self.heads.len())
             .map(|column| {
                 let cells = self.rows.iter().map(|row| columns(&row[column]));
@@ -59,7 +64,8 @@ impl Table {
                 let cells: Vec<&str> = row.iter().map(String::as_str).collect();
                 lines.push(line(&cells[..last]));
                 let text = || vec![cells[last].to_owned()];
-                let parts = fold::cell(cells[last], width.saturating_sub(4)).unwrap_or_else(text);
+                let parts = fold::cell(cells[last], width.saturating_sub(4));
+                let parts = parts.filter(|_| are_folded).unwrap_or_else(text);
                 let parts = parts.iter().filter(|part| !part.is_empty());
                 lines.extend(parts.map(|part| format!("    {part}")));
             }
@@ -68,7 +74,8 @@ impl Table {
         let mut lines = vec![line(&self.heads)];
         for row in &self.rows {
             let mut cells: Vec<&str> = row.iter().map(String::as_str).collect();
-            let folded = room.and_then(|room| fold::cell(cells[last], room)).unwrap_or_default();
+            let folded = room.filter(|_| are_folded).and_then(|room| fold::cell(cells[last], room));
+            let folded = folded.unwrap_or_default();
             let [first, more @ ..] = &folded[..] else {
                 lines.push(line(&cells));
                 continue;
@@ -82,8 +89,9 @@ impl Table {
 
     /// Prints it on stdout; if that is a terminal, lines are cut to its width.
     pub(crate) fn print_cut(&self) {
-        let width = fold::width(std::io::stdout()).unwrap_or(usize::MAX);
-        print(self.lines(None).iter().map(|line| fold::cut(line, width)));
+        let width = fold::width(std::io::stdout());
+        let lines = self.folded(width, false);
+        print(lines.iter().map(|line| fold::cut(line, width.unwrap_or(usize::MAX))));
     }
 
     /// Prints it on stdout; if that is a terminal, texts in the last column are folded so that lines fit into it.
@@ -128,6 +136,8 @@ mod tests {
         let below = ["  SIZE", "     1", "    /usr/lib/gpucr/", "    libgpucr_intercept.so"];
         assert_eq!(table.lines(Some(25))[..4], below);
         assert_eq!(table.lines(Some(25))[4..], ["     2", "    a\\nb"]);
+        assert_eq!(table.folded(Some(25), false)[2], "    /usr/lib/gpucr/libgpucr_intercept.so");
+        assert_eq!(table.folded(Some(30), false).len(), 3);
         let mut numbers = Table::new(&["NAME", ">SIZE"]);
         numbers.row(vec!["a name that is longer than that".into(), "1".into()]);
         assert_eq!(numbers.lines(Some(30)).len(), 2);

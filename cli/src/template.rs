@@ -97,7 +97,8 @@ pub(crate) fn print(template: &Template, value: &impl serde::Serialize) -> Outco
     for line in &lines {
         let mut out = String::new();
         fill(&template.0, line, &mut out).map_err(|what| CliError::new(USAGE, what))?;
-        say::text(&out);
+        // Some end with a line end of their own, as behind the last element of a list.
+        say::text(out.strip_suffix('\n').unwrap_or(&out));
     }
     Ok(std::process::ExitCode::SUCCESS)
 }

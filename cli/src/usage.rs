@@ -61,6 +61,7 @@ fn code_kept(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fold::columns;
 
     /// Whether all of the pieces of a help that are code are on one line.
     fn is_whole(help: &str) -> bool {
@@ -71,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_in_help_are_not_parted_at_any_width() {
+    fn lines_of_help_fit_and_no_command_is_parted() {
         let mut found = 0;
         for width in [80, 100, 120] {
             let command = in_one_piece(Args::command()).term_width(width);
@@ -82,6 +83,8 @@ mod tests {
                     let help = text(&asked.expect_err("help"), false);
                     found += help.matches('`').count();
                     assert!(is_whole(&help), "{name} {option} at {width}:\n{help}");
+                    let longest = help.lines().map(columns).max();
+                    assert!(longest <= Some(width), "{name} {option} at {width}:\n{help}");
                     assert!(!help.contains(KEPT));
                 }
             }

@@ -18,6 +18,7 @@ use crate::{display, signals, values};
 /// Extracts device memory or host memory of any process, by its address in the program. Nothing is run, and neither a
 /// device nor root is needed.
 #[derive(clap::Args)]
+#[command(override_usage = "gpucr extract [OPTIONS] --pid PID --address ADDRESS -o FILE <IMAGE>")]
 #[command(after_long_help = "\
 Without --length the file gets everything from the address to the end of that block of device memory, or of that \
 mapping. A range with --length may span several that follow each other without a gap. FILE is written under \

@@ -25,6 +25,7 @@ use crate::{display, stores};
 #[derive(clap::Args)]
 #[command(group(ArgGroup::new("rule").required(true).multiple(true)
     .args(["keep_last", "keep_hourly", "keep_daily", "keep_within", "keep_tag"])))]
+#[command(override_usage = "gpucr forget [OPTIONS] <--keep-RULE>... [STORE]")]
 #[command(after_long_help = "\
 Hours and days are in UTC; those without an image do not count. --keep-within counts back from the newest image \
 of the command, not from now, so images of a program that has ended do not expire.\n\n\

@@ -96,7 +96,9 @@ fn print(listing: &Listing, wide: bool, all: usize) {
     if wide {
         heads.extend([">SHARED", ">HOST", "MADE", ">PID", "IDENTITY"]);
     }
-    heads.extend(["TAGS", "COMMAND"]);
+    let has_tags = listing.images.iter().any(|image| !image.tags.is_empty());
+    heads.extend(has_tags.then_some("TAGS"));
+    heads.push("COMMAND");
     let mut table = Table::new(&heads);
     for image in &listing.images {
         let mut cells = vec![
@@ -115,7 +117,7 @@ fn print(listing: &Listing, wide: bool, all: usize) {
                 image.id[..16].to_owned(),
             ]);
         }
-        cells.push(image.tags.join(","));
+        cells.extend(has_tags.then(|| image.tags.join(",")));
         cells.push(image.command.join(" "));
         table.row(cells);
     }

@@ -35,6 +35,8 @@ use restorer::Restorer;
 /// program: the image is received and checked, and is complete on disk here, before the source hands the program
 /// over. Then the program is restored and runs in the background, and its image is removed.
 #[derive(clap::Args)]
+#[command(override_usage = "gpucr receive [OPTIONS] <--from WHERE|--fd FD|--stdio>
+       gpucr receive [OPTIONS] <--list|--resume ID|--abort ID>")]
 #[command(after_long_help = "\
 If anything fails before the program is handed over, nothing is left here. If the connection is lost at the very \
 moment of the handover, the image stays, and only the source knows whether the program was handed over: see \
