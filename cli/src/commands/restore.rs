@@ -157,7 +157,7 @@ fn dry_run(args: &RestoreArgs) -> Outcome {
         )));
     }
     drop(shown);
-    if restore::would_leave_network(&options) {
+    if args.netns.is_none() && restore::would_leave_network(&options) {
         note_folded!("{LEFT_NETWORK}");
     }
     let what = format!("a restore of {}", args.image.display());

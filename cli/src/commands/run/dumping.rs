@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::args::How;
 use super::events::EventPipe;
-use crate::commands::note;
+use crate::commands::note_folded;
 use crate::{display, stores};
 
 /// How long a dump may go on when its program has ended, or gpucr was asked to end.
@@ -143,7 +143,7 @@ impl Dumping {
         if std::io::IsTerminal::is_terminal(&std::io::stderr()) {
             let ms = |name: &str| display::time(report[name].as_f64().unwrap_or_default());
             let (image, stopped) = (report["image"].as_str().unwrap_or_default(), ms("stopped_ms"));
-            note!(
+            note_folded!(
                 "gpucr: {image}: the program was stopped for {stopped}, {} in all",
                 ms("total_ms")
             );
