@@ -120,14 +120,12 @@ fn name_images(command: &mut Command) -> Result<bool, CliError> {
 
 /// The help that was asked for, or what is wrong with the command line.
 fn say_usage(words: &clap::Error) -> ExitCode {
-    let printed = if words.use_stderr() {
+    if words.use_stderr() {
         let text = usage::text(words, paint::has_colours(&io::stderr()));
-        io::stderr().write_all(text.as_bytes())
+        // That nobody can be told this is nothing that could be told.
+        let _ = io::stderr().write_all(text.as_bytes());
     } else {
-        io::stdout().write_all(usage::text(words, paint::has_colours(&io::stdout())).as_bytes())
-    };
-    if let Err(error) = printed {
-        say::lost("standard output", error);
+        say::text(usage::text(words, paint::has_colours(&io::stdout())).trim_end());
     }
     say::settle(Ok(ExitCode::from(words.exit_code() as u8)))
 }

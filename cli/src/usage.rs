@@ -1,7 +1,7 @@
 //! The command line's help, in which what is between backquotes stays in one piece and can be pasted.
 
 use clap::builder::StyledStr;
-use clap::{CommandFactory, FromArgMatches};
+use clap::{CommandFactory, Parser};
 
 use crate::args::Args;
 
@@ -15,9 +15,9 @@ const LONGEST: usize = 45;
 /// # Errors
 /// Help was asked for, or something is wrong with it; see [`text`].
 pub(crate) fn parse() -> Result<Args, clap::Error> {
-    let mut matches = in_one_piece(Args::command()).try_get_matches()?;
-    let args = Args::from_arg_matches_mut(&mut matches);
-    args.map_err(|error| error.format(&mut in_one_piece(Args::command())))
+    // The help is made ready only where it is shown.
+    Args::try_parse()
+        .map_err(|words| in_one_piece(Args::command()).try_get_matches().err().unwrap_or(words))
 }
 
 /// What is to be printed of it, with colours or without.

@@ -229,6 +229,20 @@ fn what_is_no_image_is_told_too() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn a_pid_is_in_use_until_its_process_was_waited_for() -> Result<()> {
+    let lab = Lab::new();
+    let mut program = lab.at_work("sgd", &["--steps", "1000"])?;
+    lab.dump(&program, &lab.path("image"), &[])?;
+    let words = format!("has ended, but its parent, process {}", std::process::id());
+    let (possible, all) = blockers(&lab, &["restore", "image"])?;
+    ensure!(!possible && all.len() == 1 && has(&all, &words, "--new-pids"), "{all:#?}");
+    program.wait()?;
+    let (possible, all) = blockers(&lab, &["restore", "image"])?;
+    ensure!(possible, "{all:#?}");
+    Ok(())
+}
+
 /// What cannot be used of the command line is no reason to tell of nothing else.
 #[test]
 fn what_the_command_line_names_is_among_it() -> Result<()> {

@@ -101,8 +101,11 @@ fn keep(image: &Path, args: &WarmArgs) -> Outcome {
     } else {
         print(image, &report);
     }
-    if let Some(holder) = holder {
+    if args.foreground {
+        // Also if it is held by another process, and this one ends.
         tell_service_manager();
+    }
+    if let Some(holder) = holder {
         holder.serve(Some(&signals.stop)).map_err(io_error("cannot hold the warm image"))?;
     }
     Ok(ExitCode::SUCCESS)

@@ -259,8 +259,7 @@ fn about_program(error: &Error) -> Help {
         Error::OwnTree { .. } => "dump the program itself, not the shell or job that runs gpucr",
         Error::Tree(TreeError::NoProcess(_)) => "`gpucr ps` lists the programs under gpucr",
         Error::Tree(TreeError::NotYours(_)) => {
-            "run gpucr as that user, or as root; processes of the system or of another container are out of reach \
-             for root too"
+            "run gpucr as that user, or as root with all capabilities, which containers and services often lack"
         }
         Error::SharedOutside { .. } => {
             "dump all processes that share it together: --pid takes a process and all its descendants"

@@ -367,6 +367,7 @@ impl ImageWriter {
         let Compared { shared_bytes, unneeded_bytes, .. } = compared;
         let disk = self.disk.clone();
         let (partial, staging, base) = (&self.partial, self.staging_dir(), &self.base);
+        // Beside the index: nobody sees either of them before the rename.
         let describe = || {
             disk.remove_tree(&staging).map_err(|e| io_failure("remove", &staging, e))?;
             let manifest = manifest.encode(partial)?;

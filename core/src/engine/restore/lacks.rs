@@ -3,11 +3,13 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Instant;
 
 use super::at_hand::AtHand;
 use super::devices::{self, MappedDevice};
 use super::files::{FilePolicy, Files};
 use super::options::Options;
+use super::processes::REAPING;
 use super::source::Source;
 use super::stdio::{self, Named};
 use super::{driver, memory};
@@ -161,7 +163,10 @@ fn lacks_but_files(manifest: &Manifest, how: Circumstances<'_>, tree: &FileTree)
         let of_another = |id: &u32| preflight::process_of(*id).filter(|process| process != id);
         let new =
             |id: &u32| of_another(id).is_none_or(|process| ids.binary_search(&process).is_err());
-        ids.iter().copied().filter(new).filter_map(preflight::in_use).for_each(&mut lacking);
+        // One for all of them: there can be many whose parents do not wait.
+        let deadline = Instant::now() + REAPING;
+        let in_use = |id: u32| preflight::wait_until_free(id, deadline).err();
+        ids.iter().copied().filter(new).filter_map(in_use).for_each(&mut lacking);
     }
     if let Err(error) = stdio::check(&manifest.processes, how.named) {
         lacking(error);

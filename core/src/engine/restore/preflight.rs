@@ -106,18 +106,14 @@ pub(super) fn open(
 
 /// Checks that no process or thread has one of the image's pids.
 pub(super) fn check_pids(manifest: &Manifest) -> Result<(), Error> {
-    manifest.thread_ids().into_iter().try_for_each(wait_until_free)
+    let free = |id| wait_until_free(id, Instant::now() + REAPING);
+    manifest.thread_ids().into_iter().try_for_each(free)
 }
 
 /// The process that has this pid now, or of which a thread has it.
 pub(super) fn process_of(id: u32) -> Option<u32> {
     let status = procfs::process::Process::new(id as i32).and_then(|p| p.status()).ok()?;
     u32::try_from(status.tgid).ok()
-}
-
-/// Who has this pid, if it does not become free in a moment.
-pub(super) fn in_use(pid: u32) -> Option<Error> {
-    wait_until_free(pid).err()
 }
 
 fn name_of(pid: u32, status: Result<&Status, &ProcError>) -> String {
@@ -138,8 +134,10 @@ fn has_ended(status: &Status) -> bool {
 
 /// A pid is in use until its process was waited for. Processes that a dump has just ended are so
 /// by init or a shell, in a moment; others are not waited for.
-fn wait_until_free(pid: u32) -> Result<(), Error> {
-    let deadline = Instant::now() + REAPING;
+///
+/// # Errors
+/// It is in use by a process that runs, or still at the deadline.
+pub(super) fn wait_until_free(pid: u32, deadline: Instant) -> Result<(), Error> {
     // `/proc` has an entry for each thread too, though it does not list them.
     while Path::new(&format!("/proc/{pid}")).exists() {
         let status = procfs::process::Process::new(pid as i32).and_then(|p| p.status());
