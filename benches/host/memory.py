@@ -17,7 +17,8 @@ import time
 PROGRAM = """
 import ctypes, mmap, os, sys, time
 mib, blocks, percent, reserved = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
-beat = sys.argv[5] if len(sys.argv) > 5 else None
+stretch = int(sys.argv[5])
+beat = sys.argv[6] if len(sys.argv) > 6 else None
 if reserved:
     # Addresses without memory, as CUDA's driver has them.
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE, which older Pythons do not name
@@ -43,15 +44,21 @@ while True:
     now = time.monotonic()
     # What a step takes that has not been made for a while, because the program did not exist, is no more than that.
     last = max(last, now - 1)
-    # Pages far from each other: a prime number of them lies between.
+    # Stretches far from each other: a prime number of them lies between.
     due, last = due + pages * percent / 100 * (now - last), now
-    while due >= 1:
-        at, due = (at + 7919) % pages, due - 1
-        view[at * 4096] = (view[at * 4096] + 1) % 256
+    while due >= stretch:
+        at, due = (at + 7919) % (pages // stretch), due - stretch
+        for page in range(at * stretch, (at + 1) * stretch):
+            view[page * 4096] = (view[page * 4096] + 1) % 256
     if beat:
         with open(beat, "w") as file:
             file.write(str(time.time()))
 """
+
+
+def written(options):
+    """What the program is told of what it has and writes."""
+    return [str(options.written), str(options.reserved), str(options.stretch)]
 
 
 def start(command, log):
@@ -69,7 +76,7 @@ def start(command, log):
 def by_gpucr(options, mib, folder, environment):
     with open(os.path.join(folder, "log"), "w+", encoding="utf-8") as log:
         run = [options.gpucr, "run", "--device", "soft", "--", sys.executable, "-c", PROGRAM, str(mib), "1"]
-        run += [str(options.written), str(options.reserved)]
+        run += written(options)
         if options.first_step:
             run.append(os.path.join(folder, "beat"))
         program = start(run, log)
@@ -85,7 +92,7 @@ def by_gpucr(options, mib, folder, environment):
 
 def by_criu(options, mib, folder):
     with open(os.path.join(folder, "log"), "w+", encoding="utf-8") as log:
-        program = start([sys.executable, "-c", PROGRAM, str(mib), "0", str(options.written), str(options.reserved)], log)
+        program = start([sys.executable, "-c", PROGRAM, str(mib), "0", *written(options)], log)
         images = os.path.join(folder, "image")
         os.mkdir(images)
         begun = time.monotonic()
@@ -98,7 +105,7 @@ def by_criu(options, mib, folder):
 def by_criu_twice(options, mib, folder):
     """The dump that follows a pre-dump. `None` where the kernel cannot tell what was written in between."""
     with open(os.path.join(folder, "log"), "w+", encoding="utf-8") as log:
-        program = start([sys.executable, "-c", PROGRAM, str(mib), "0", str(options.written), str(options.reserved)], log)
+        program = start([sys.executable, "-c", PROGRAM, str(mib), "0", *written(options)], log)
         before, images = os.path.join(folder, "before"), os.path.join(folder, "image")
         os.mkdir(before)
         os.mkdir(images)
@@ -169,6 +176,7 @@ def main():
     parser.add_argument("--criu", default="/usr/local/lib/gpucr/criu")
     parser.add_argument("--mib", type=int, nargs="+", default=[64, 1024, 3072], help="host memory of the program")
     parser.add_argument("--written", type=float, default=1.0, help="percent of it that are written each second")
+    parser.add_argument("--stretch", type=int, default=1, metavar="PAGES", help="pages in a row written at a time")
     parser.add_argument("--reserved", type=int, default=0, metavar="GIB", help="addresses that it reserves besides")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--compress", default="none", help="as of gpucr dump")

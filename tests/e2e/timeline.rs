@@ -207,11 +207,15 @@ fn a_timeline_tells_what_the_report_tells() -> Result<()> {
         ensure!(output.status.success(), "{}", show(&output));
         let page = std::fs::read_to_string(page)?;
         let cells = timeline.on("phases").map(|slice| format!("<td>{}</td>", slice.name));
+        for slice in timeline.on("phases") {
+            ensure!(page.contains(&format!("<dt>{}</dt>", slice.name)), "{}: {page}", slice.name);
+        }
         let id = report["id"].as_str().context("an id")?;
-        for fact in ["host", "process", "stopped", "device memory"] {
+        for fact in ["host", "process", "written", "stopped for", "device memory"] {
             ensure!(page.contains(&format!("<th scope=\"row\">{fact}</th>")), "{fact}: {page}");
         }
         ensure!(page.contains(&format!("<td>{id}</td>")), "{page}");
+        ensure!(page.contains("<h1>Timeline of process "), "{page}");
         ensure!(cells.clone().count() > 5 && cells.clone().all(|cell| page.contains(&cell)));
         let bars = timeline.slices.len() + usize::from(!timeline.marks.is_empty());
         ensure!(page.matches("<rect").count() == bars, "a bar for each, and one for the marks");

@@ -126,8 +126,8 @@ fn facts(pid: u32, migrated: &Result<Migrated, MigrateFailure>) -> Vec<Fact> {
     match migrated {
         Ok(migrated) => {
             facts.extend([
-                Fact::new("was stopped", display::time(migrated.downtime_ms)),
-                Fact::new("in all", display::time(migrated.total_ms)),
+                Fact::new("stopped for", display::time(migrated.downtime_ms)),
+                Fact::new("whole migration", display::time(migrated.total_ms)),
                 Fact::new("sent", display::bytes(migrated.sent_bytes)),
             ]);
             let new_pid = migrated.new_pid.map(|pid| Fact::new("process there", pid.to_string()));

@@ -49,8 +49,7 @@ pub(crate) fn run(args: &ReportArgs) -> Outcome {
     for name in trace.marks.iter_mut().flat_map(|mark| &mut mark.misspeculation.suspects) {
         *name = display::kernel(name);
     }
-    let name = args.timeline.file_stem().unwrap_or_default().to_string_lossy();
-    let page = timeline::page(&trace, &format!("gpucr dump: {name}"));
+    let page = timeline::page(&trace, &title(&trace, &args.timeline));
     let page = escape::escaped_lines(&page);
     if args.output.as_os_str() == "-" {
         say::text(&page);
@@ -61,6 +60,17 @@ pub(crate) fn run(args: &ReportArgs) -> Outcome {
         CliError::new(FAILED, format!("cannot write {}: {error}", args.output.display()))
     })?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Whose timeline it is; older ones do not say, and have the name of the file.
+fn title(trace: &Trace, path: &Path) -> String {
+    let fact = |name| trace.about.iter().find(|fact| fact.name == name);
+    match (fact("process"), fact("host")) {
+        (Some(process), Some(host)) => {
+            format!("Timeline of process {} on {}", process.value, host.value)
+        }
+        _ => format!("Timeline {}", path.file_stem().unwrap_or_default().to_string_lossy()),
+    }
 }
 
 fn read(path: &Path) -> Result<Trace, String> {

@@ -1,6 +1,7 @@
 //! What all floors stand on: the system, progress and time, and faults that tests ask for.
 
 pub mod careful;
+pub(crate) mod clock;
 pub(crate) mod concat;
 pub(crate) mod cores;
 pub(crate) mod faults;

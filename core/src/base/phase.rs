@@ -1,14 +1,8 @@
-//! The phases of a dump or a restore: their times, their display, and faults at their edges.
+//! The phases of a dump or a restore: their names, and what is done in them.
 
 use std::fmt;
-use std::time::{Duration, Instant};
 
 use serde::{Serialize, Serializer};
-
-use crate::base::faults::{Injected, fault};
-use crate::base::format::milliseconds;
-use crate::base::progress::Progress;
-use crate::base::timeline::{Timeline, Track};
 
 /// A part of a dump, of a restore, or of the making of a warm image. Which follow each other is told by
 /// `engine/dump`, `engine/restore` and `engine/warm`.
@@ -71,6 +65,36 @@ pub enum Phase {
 }
 
 impl Phase {
+    const ALL: [Self; 27] = [
+        Self::Start,
+        Self::Preflight,
+        Self::Attach,
+        Self::Precopy,
+        Self::Gate,
+        Self::Export,
+        Self::Validate,
+        Self::Shadow,
+        Self::Copy,
+        Self::Detach,
+        Self::Checkpoint,
+        Self::Criu,
+        Self::Store,
+        Self::Commit,
+        Self::Resume,
+        Self::Fallback,
+        Self::Load,
+        Self::Extract,
+        Self::Driver,
+        Self::Stream,
+        Self::Hold,
+        Self::Share,
+        Self::Offer,
+        Self::Receive,
+        Self::Prepare,
+        Self::Decide,
+        Self::Handover,
+    ];
+
     /// The phase's name as it is shown, and given in `GPUCR_FAULT`.
     pub fn name(self) -> &'static str {
         match self {
@@ -103,6 +127,56 @@ impl Phase {
             Self::Handover => "handover",
         }
     }
+
+    /// The phase of this name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|phase| phase.name() == name)
+    }
+
+    /// What gpucr does in the phase, for somebody who has not read the design.
+    pub fn explanation(self) -> &'static str {
+        match self {
+            Self::Start => "Nothing has begun.",
+            Self::Preflight => {
+                "gpucr looks for what would prevent the work, before it touches anything."
+            }
+            Self::Attach => "gpucr connects to the devices, and starts CRIU.",
+            Self::Precopy => "Memory is copied while the program runs.",
+            Self::Gate => {
+                "The program is kept from giving the devices new work, and they finish what they have."
+            }
+            Self::Export => "The program hands gpucr its device memory.",
+            Self::Validate => "Device memory is compared with what was copied.",
+            Self::Shadow => "What is still to be copied is set aside on the devices.",
+            Self::Copy => "Device memory that is still to be copied is copied.",
+            Self::Detach => "The program lets go of its device memory, which gpucr keeps.",
+            Self::Checkpoint => "The driver saves the rest of the CUDA state into host memory.",
+            Self::Criu => {
+                "CRIU freezes the processes and saves them; in a restore it makes them anew."
+            }
+            Self::Store => "CRIU's files and host memory go into the image.",
+            Self::Commit => "The image is completed; until then there is none.",
+            Self::Resume => "The program gets its device memory back and continues.",
+            Self::Fallback => {
+                "The program wrote memory that was not yet saved, so it is stopped again."
+            }
+            Self::Load => "Memory of the image goes to the devices.",
+            Self::Extract => "CRIU's files are taken out of the image.",
+            Self::Driver => "The driver restores the rest of the CUDA state.",
+            Self::Stream => "Memory is loaded while the program runs.",
+            Self::Hold => "A process takes over the loaded memory and keeps it.",
+            Self::Share => "The program shares unchanged memory with other instances.",
+            Self::Offer => "The destination says whether the program can run there.",
+            Self::Receive => "The destination receives memory.",
+            Self::Prepare => "The destination completes the image.",
+            Self::Decide => {
+                "Source and destination agree that the program now belongs to the destination."
+            }
+            Self::Handover => {
+                "The source ends its copy of the program, and the destination restores it."
+            }
+        }
+    }
 }
 
 impl fmt::Display for Phase {
@@ -124,81 +198,4 @@ pub struct PhaseTime {
     pub name: &'static str,
     /// Milliseconds.
     pub ms: f64,
-}
-
-/// Measures phases one after the other.
-pub struct Clock<'a> {
-    progress: &'a dyn Progress,
-    start: Instant,
-    current: Option<(Phase, Instant)>,
-    last: Phase,
-    times: Vec<PhaseTime>,
-    timeline: Timeline,
-}
-
-impl<'a> Clock<'a> {
-    /// Starts now, in no phase.
-    pub fn start(progress: &'a dyn Progress) -> Self {
-        Self::recorded(progress, Timeline::default())
-    }
-
-    /// Starts now, in no phase, with a timeline to which the phases belong.
-    pub fn recorded(progress: &'a dyn Progress, timeline: Timeline) -> Self {
-        Self {
-            progress,
-            start: Instant::now(),
-            current: None,
-            last: Phase::Start,
-            times: Vec::new(),
-            timeline,
-        }
-    }
-
-    /// Ends the current phase and begins the next.
-    ///
-    /// # Errors
-    /// A fault that a test asked for at its beginning.
-    pub fn enter(&mut self, phase: Phase, bytes: Option<u64>) -> Result<(), Injected> {
-        self.end();
-        let name = phase.name();
-        tracing::debug!(phase = name, "begins");
-        self.progress.phase(name, bytes);
-        (self.current, self.last) = (Some((phase, Instant::now())), phase);
-        fault(name)
-    }
-
-    /// Says that the current phase has so many bytes to move from now on.
-    pub fn announce(&self, phase: Phase, bytes: u64) {
-        self.progress.phase(phase.name(), Some(bytes));
-    }
-
-    /// Ends the current phase.
-    pub fn end(&mut self) {
-        if let Some((phase, since)) = self.current.take() {
-            let name = phase.name();
-            let length = since.elapsed();
-            self.timeline.lasted(Track::Phases, name, since, length);
-            self.times.push(PhaseTime { name, ms: milliseconds(length) });
-        }
-    }
-
-    /// Adds a time that was measured elsewhere than in the phases.
-    pub fn add(&mut self, name: &'static str, time: Duration) {
-        self.times.push(PhaseTime { name, ms: milliseconds(time) });
-    }
-
-    /// The phase that runs, or the last one.
-    pub fn phase(&self) -> Phase {
-        self.last
-    }
-
-    /// Since the start.
-    pub fn total(&self) -> Duration {
-        self.start.elapsed()
-    }
-
-    /// The phases that have ended.
-    pub fn times(&self) -> &[PhaseTime] {
-        &self.times
-    }
 }

@@ -1,5 +1,7 @@
 //! What a timeline says of its dump, besides when what went on: where it was, and what came of it.
 
+use std::time::SystemTime;
+
 use gpucr_core::Failure;
 use gpucr_core::dump::Report;
 use gpucr_core::timeline::Fact;
@@ -20,7 +22,12 @@ pub(super) fn facts(pid: u32, leave_running: bool, outcome: &Result<Report, Fail
 pub(crate) fn place(pid: u32) -> Vec<Fact> {
     let system = rustix::system::uname();
     let host = system.nodename().to_string_lossy();
-    vec![Fact::new("host", host), Fact::new("process", pid.to_string())]
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    vec![
+        Fact::new("host", host),
+        Fact::new("process", pid.to_string()),
+        Fact::new("written", display::date(now.as_secs())),
+    ]
 }
 
 /// What has become of the program.
@@ -39,11 +46,11 @@ fn totals(leave_running: bool, report: &Report) -> Vec<Fact> {
         Fact::new("image", report.image.display().to_string()),
         Fact::new("image id", report.id.clone()),
         Fact::new("the program", fate),
-        Fact::new("stopped", display::time(report.stopped_ms)),
-        Fact::new("in all", display::time(report.total_ms)),
+        Fact::new("stopped for", display::time(report.stopped_ms)),
+        Fact::new("whole dump", display::time(report.total_ms)),
         Fact::new("device memory", display::bytes(report.bulk_bytes)),
-        Fact::new("stored", display::bytes(report.stored_bytes)),
-        Fact::new("new of it", display::bytes(report.new_bytes)),
+        Fact::new("size of the image", display::bytes(report.stored_bytes)),
+        Fact::new("written of it", display::bytes(report.new_bytes)),
     ];
     if let Some(host) = &report.host {
         let bytes = host.ahead_bytes + host.left_bytes;

@@ -5,6 +5,7 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use super::trace::{Fact, Mark, Slice, Trace};
+use crate::base::phase::Phase;
 
 /// Everything below is in units of the picture, which is as wide as the page.
 const WIDTH: f64 = 1000.0;
@@ -252,7 +253,7 @@ td:nth-child(2){text-align:left}tr{border-bottom:1px solid var(--faint)}\
 text{font:11px ui-monospace,monospace;fill:var(--text)}text.label{fill:var(--in)}\
 .grid{stroke:var(--faint)}rect{stroke:var(--back);stroke-width:.6}.phase{fill:var(--phase)}.stopped{fill:var(--stopped)}.copy{fill:var(--copy)}\
 table.facts{margin-bottom:1em}table.facts td{text-align:left;overflow-wrap:anywhere}\
-.hash{fill:var(--hash)}.missed{fill:var(--missed)}td.name{overflow-wrap:anywhere}.curve{fill:none;stroke:var(--text);stroke-width:1.5}";
+.hash{fill:var(--hash)}.missed{fill:var(--missed)}td.name{overflow-wrap:anywhere}dt{font-weight:bold}.curve{fill:none;stroke:var(--text);stroke-width:1.5}";
 
 /// A page with the picture of a trace and a table of it. It refers to nothing outside of itself.
 pub fn page(trace: &Trace, title: &str) -> String {
@@ -265,9 +266,9 @@ pub fn page(trace: &Trace, title: &str) -> String {
     );
     facts(&mut page, &trace.about);
     svg(&mut page, &draw(trace));
-    let _ = writeln!(page, "<p>{WORDS}</p>");
+    words(&mut page, trace);
     page.push_str(
-        "<h2>In numbers</h2>\n<table><tr><th>track</th><th>what</th><th>begins</th><th>takes</th>\
+        "<h2>All of it in numbers</h2>\n<table><tr><th>track</th><th>what</th><th>begins</th><th>takes</th>\
          <th>of the whole</th><th>bytes</th></tr>\n",
     );
     let total = trace.total.as_secs_f64().max(1e-9);
@@ -332,11 +333,56 @@ fn misspeculations(page: &mut String, marks: &[Mark]) {
     page.push_str("</table>\n");
 }
 
-/// What the words of the picture mean.
-const WORDS: &str = "Each row is a track, from the beginning of the dump to its end. A hash pass hashes all \
-device memory on the device; its bytes are those found changed since the previous pass. Copies ahead are made \
-while the program runs, copies of what is left while it is stopped, and copies of shadows, which were set aside \
-on the device, after it has continued. The bytes of a copy are those that it copied.";
+/// What the rows of the picture are, and what the phases do: those that occur.
+fn words(page: &mut String, trace: &Trace) {
+    let mut explained: Vec<(&str, &'static str)> = Vec::new();
+    for name in trace.tracks.values() {
+        if let Some(explanation) = track(name) {
+            explained.push((name, explanation));
+        }
+        for slice in trace.slices.iter().filter(|slice| slice.track == *name) {
+            let known = explained.iter().any(|(name, _)| *name == slice.name);
+            if let (false, Some(phase)) = (known, Phase::named(&slice.name)) {
+                explained.push((&slice.name, phase.explanation()));
+            }
+        }
+    }
+    page.push_str("<details><summary>What the rows and the phases are</summary>\n<dl>\n");
+    for (name, explanation) in explained {
+        let _ = writeln!(page, "<dt>{}</dt><dd>{explanation}</dd>", escaped(name));
+    }
+    page.push_str("</dl></details>\n");
+}
+
+/// What a track shows.
+fn track(name: &str) -> Option<&'static str> {
+    Some(match name {
+        "phases" => "The steps of the dump, one after the other:",
+        "program" => "When the program was stopped.",
+        "pre-copy" => {
+            "Rounds in which device memory is copied while the program runs. Each copies what changed since the last one."
+        }
+        "hash passes" => {
+            "When all device memory was hashed, on the device, to find what had changed. The bytes are those that differ \
+             from the hash pass before."
+        }
+        "misspeculations" => {
+            "Memory that was copied while the program ran, had changed by the time it was stopped, and was copied again."
+        }
+        "calls blocked" => {
+            "Calls of the program that had to wait, since they might have written memory that was not yet saved."
+        }
+        "host memory" => "Rounds in which host memory is copied while the program runs.",
+        "destination" => "The steps of the host to which the program moves:",
+        "restore there" => "The steps of the restore on that host:",
+        name if name.starts_with("copies ") => {
+            "Copies from one device. Those called ahead were made while the program ran, and what is left while it was \
+             stopped. Shadows are memory that had been set aside on the device, and deferred is what there was no room \
+             to set aside; both were copied after the program had continued."
+        }
+        _ => return None,
+    })
+}
 
 /// The whole in a sentence or two.
 fn summary(trace: &Trace) -> String {
@@ -348,7 +394,13 @@ fn summary(trace: &Trace) -> String {
     }
     for (name, points) in &trace.counters {
         let last = points.last().map_or(0, |(_, value)| *value);
-        let _ = write!(text, " {name}: {}.", bytes(last));
+        let _ = match name.as_str() {
+            "bytes copied" => write!(text, " Copied from devices: {}.", bytes(last)),
+            "bytes found changed" => {
+                write!(text, " Found changed by hash passes: {}.", bytes(last))
+            }
+            name => write!(text, " {name}: {}.", bytes(last)),
+        };
     }
     text
 }

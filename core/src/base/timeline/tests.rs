@@ -2,6 +2,7 @@ use std::time::{Duration, Instant};
 
 use super::page::{Picture, draw};
 use super::*;
+use crate::base::phase::Phase;
 
 fn misspeculation(suspects: &[&str]) -> Misspeculation {
     let suspects = suspects.iter().map(|name| (*name).to_owned()).collect();
@@ -202,4 +203,21 @@ fn a_page_names_everything_and_needs_nothing() {
     }
     // The marks are of one moment.
     assert_eq!(page.matches("<rect").count(), trace.slices.len() + 1);
+}
+
+#[test]
+fn a_page_explains_the_phases_and_rows_that_occur() {
+    let mut trace = recorded();
+    let gates = trace.slices.iter_mut().filter(|slice| slice.track == "phases").take(2);
+    gates.for_each(|slice| slice.name = "gate".into());
+    let page = page(&trace, "title");
+    assert_eq!(page.matches(&format!("<dt>gate</dt><dd>{}", Phase::Gate.explanation())).count(), 1);
+    assert!(page.contains("<dt>hash passes</dt><dd>When all device memory was hashed"), "{page}");
+    for other in [Phase::Commit.explanation(), "<dt>destination</dt>"] {
+        assert!(!page.contains(other), "{other}: {page}");
+    }
+    // Each of the tracks has its words.
+    for name in trace.tracks.values() {
+        assert!(page.contains(&format!("<dt>{name}</dt>")), "{name}: {page}");
+    }
 }

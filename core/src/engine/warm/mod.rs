@@ -22,9 +22,10 @@ pub use holder::{Holder, SUBCOMMAND, main};
 
 pub(crate) use copy::WarmCopy;
 
+use crate::base::clock::Clock;
 use crate::base::format::milliseconds;
 use crate::base::memory::{self, Room};
-use crate::base::phase::{Clock, Phase, PhaseTime};
+use crate::base::phase::{Phase, PhaseTime};
 use crate::base::progress::Progress;
 use crate::base::stop::Stop;
 use crate::engine::error::{Error, Failure, Left};

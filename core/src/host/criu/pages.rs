@@ -23,6 +23,7 @@ pub(crate) use lookup::{
 };
 pub(super) use private::{Extent, mark, private};
 pub(crate) use zeros::leave_out_zeros;
+pub(super) use zeros::left_out;
 
 /// The files that the tests of this module and of `memory` make.
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! All memory is loaded before any process runs.
 
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -22,6 +23,8 @@ pub(super) struct Process {
     pub(super) uffd: Uffd,
     memory: Arc<Memory>,
     next: AtomicUsize,
+    /// The part of the zeros in no file that comes next.
+    next_zeros: AtomicUsize,
     /// Parts of the file that somebody waits for.
     wanted: Mutex<Vec<usize>>,
     /// For each part of the file, whether somebody loads it, or has loaded it.
@@ -37,8 +40,8 @@ pub(super) fn threads(processes: usize) -> usize {
 impl Process {
     pub(super) fn new(uffd: Uffd, memory: Arc<Memory>) -> Self {
         let begun = (0..memory.groups()).map(|_| AtomicBool::default()).collect();
-        let next = AtomicUsize::new(0);
-        Self { uffd, memory, next, wanted: Mutex::default(), begun }
+        let (next, next_zeros) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Self { uffd, memory, next, next_zeros, wanted: Mutex::default(), begun }
     }
 
     /// Loads part by part, while other threads do the same.
@@ -50,7 +53,30 @@ impl Process {
             }
             self.load_part(number, &mut buffer, stage)?;
         }
+        while let Some(zeros) = self.memory.zeros(self.next_zeros.fetch_add(1, Ordering::Relaxed)) {
+            self.put_zeros(zeros, stage);
+        }
         Ok(())
+    }
+
+    /// Puts pages to addresses that would read as zeros without them, too: the driver reads them when it restores its
+    /// state, and would have to wait for each.
+    fn put_zeros(&self, zeros: &Range<u64>, stage: &Stage) {
+        let mut at = zeros.start;
+        while at < zeros.end && !stage.is_over() {
+            let is_complete = stage.is_complete();
+            match self.uffd.zero(at, zeros.end - at) {
+                Ok(0) => std::thread::sleep(POLL),
+                Ok(done) => at += done,
+                // CRIU has touched it.
+                Err(Errno::EXIST) => at += PAGE,
+                Err(Errno::NOENT) if !is_complete => std::thread::sleep(POLL),
+                Err(error) => {
+                    tracing::debug!(%error, "zeros are left to be made when they are touched");
+                    return;
+                }
+            }
+        }
     }
 
     /// The next part that nobody has begun: first what somebody waits for.

@@ -13,6 +13,8 @@ use crate::base::mapping::Mapping;
 
 /// Bytes of a file that is in memory are taken in parts of so many.
 const PIECE: u64 = 1 << 20;
+/// Zeros are put in place in parts of at most so many bytes.
+const ZEROS: u64 = 4 << 20;
 
 /// Bytes of a file of pages.
 pub(crate) enum Part<'a> {
@@ -71,6 +73,8 @@ pub(super) struct Memory {
     groups: Vec<Range<usize>>,
     /// The groups in the order in which they are to come while nobody touches them.
     order: Vec<usize>,
+    /// The addresses of zeros that are in no file. Each part lies in one mapping.
+    zeros: Vec<Range<u64>>,
 }
 
 impl Plan {
@@ -119,8 +123,9 @@ impl Plan {
                 return Ok(None);
             }
             plan.left_to_criu.insert(found.pages, between(&found.extents, file.size()));
-            plan.processes
-                .insert(pid, Arc::new(Memory::new(file, &found.extents, &found.mappings)));
+            let memory = Memory::new(file, &found.extents, &found.mappings);
+            let zeros = within(&found.mappings, &pages::left_out(images, pid)?);
+            plan.processes.insert(pid, Arc::new(Memory { zeros, ..memory }));
         }
         Ok((!plan.processes.is_empty()).then_some(plan))
     }
@@ -158,7 +163,12 @@ impl Memory {
             }
         }
         let order = order(&pieces, &groups, mappings);
-        Self { file, pieces, groups, order }
+        Self { file, pieces, groups, order, zeros: Vec::new() }
+    }
+
+    /// A part of the zeros that are in no file, by its number; `None` after the last.
+    pub(super) fn zeros(&self, number: usize) -> Option<&Range<u64>> {
+        self.zeros.get(number)
     }
 
     /// The groups in the order in which they are to come while nobody touches them.
@@ -211,6 +221,23 @@ fn order(pieces: &[Extent], groups: &[Range<usize>], mappings: &[(u64, u64)]) ->
     let mut order: Vec<usize> = (0..groups.len()).collect();
     order.sort_by_cached_key(of_group);
     order
+}
+
+/// What of some addresses lies in mappings, in parts.
+fn within(mappings: &[(u64, u64)], addresses: &[Range<u64>]) -> Vec<Range<u64>> {
+    let mut parts = Vec::new();
+    for range in addresses {
+        let first = mappings.partition_point(|(_, end)| *end <= range.start);
+        for (start, end) in mappings[first..].iter().take_while(|(start, _)| *start < range.end) {
+            let (mut at, end) = (range.start.max(*start), range.end.min(*end));
+            while at < end {
+                let next = at.saturating_add(ZEROS).min(end);
+                parts.push(at..next);
+                at = next;
+            }
+        }
+    }
+    parts
 }
 
 /// What of a file of so many bytes is in none of the extents.

@@ -3,6 +3,7 @@
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
@@ -131,6 +132,36 @@ fn memory_is_there_when_it_has_finished() {
     for number in 0..PAGES {
         let expected = if number % 100 == 0 { vec![0; PAGE as usize] } else { page(number) };
         assert!(read(number) == expected, "page {number}");
+    }
+}
+
+/// Whether a page of this process has a place in memory, as the kernel says: the one page of zeros is one.
+fn is_present(address: u64) -> bool {
+    let mut entry = [0; 8];
+    let pagemap = std::fs::File::open("/proc/self/pagemap").unwrap();
+    pagemap.read_exact_at(&mut entry, address / PAGE * 8).unwrap();
+    u64::from_ne_bytes(entry) >> 63 == 1
+}
+
+#[test]
+fn zeros_that_were_left_out_have_pages_when_it_has_finished() {
+    let address = memory();
+    let (dir, uffd) = (image(address), uffd());
+    // The list goes beyond the memory at both ends; there are bytes between what it has within.
+    let at = |number: u64| address + number * PAGE;
+    let list =
+        [at(0) - 8 * PAGE, at(1), at(100), at(101), at(200), at(201), u64::MAX - 1, u64::MAX];
+    let list: Vec<u8> = list.into_iter().flat_map(u64::to_le_bytes).collect();
+    std::fs::write(dir.path().join(format!("gpucr-zeros-{}", own())), list).unwrap();
+    let (mut loading, _criu) = begin(dir.path(), &uffd, None);
+    register(&uffd, address);
+    drop(uffd);
+    loading.finish(None).unwrap();
+    let present = [0, 100, 200, 300].map(|number| is_present(at(number)));
+    assert_eq!(present, [true, true, true, false]);
+    for number in 0..PAGES {
+        let expected = if number % 100 == 0 { vec![0; PAGE as usize] } else { page(number) };
+        assert!(read(at(number as u64)) == expected, "page {number}");
     }
 }
 

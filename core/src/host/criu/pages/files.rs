@@ -146,6 +146,11 @@ pub(super) fn pagemap(pid: i32) -> String {
     format!("pagemap-{pid}.img")
 }
 
+/// gpucr's own list of zeros that were left out.
+pub(super) fn zeros(pid: i32) -> String {
+    format!("gpucr-zeros-{pid}")
+}
+
 pub(super) fn mm(pid: i32) -> String {
     format!("mm-{pid}.img")
 }

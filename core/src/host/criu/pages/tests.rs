@@ -11,7 +11,7 @@ use super::files::{
     Between, Head, LAZY, MM_MAGIC, Mappings, PAGE, PRESENT, Run, decode, encode, put,
 };
 use super::private::{Extent, Private, mark, private};
-use super::zeros::leave_out_zeros;
+use super::zeros::{leave_out_zeros, left_out as listed};
 use super::{Origin, Part, left, made, open_pages, processes};
 use crate::base::ranges::Ranges;
 
@@ -74,7 +74,15 @@ fn long_runs_of_zeros_in_private_memory_are_left_out() {
     ];
     write(dir.path(), &runs);
     let before = read(dir.path());
+    let listed = || {
+        let listed = listed(File::open(dir.path()).unwrap().as_fd(), 42).unwrap();
+        let page = |address| address / PAGE as u64;
+        listed.into_iter().map(|zeros| page(zeros.start)..page(zeros.end)).collect::<Vec<_>>()
+    };
+    assert_eq!(listed(), []);
     assert_eq!(left_out(dir.path()), 1499 + 1493 + 40);
+    let zeros = [101..1600, 1606..3099, 6000..6040];
+    assert_eq!(listed(), zeros);
     let after = read(dir.path());
     assert_eq!(after.len() + 1499 + 1493 + 40, before.len());
     for (page, byte) in &before {
@@ -83,6 +91,7 @@ fn long_runs_of_zeros_in_private_memory_are_left_out() {
     assert!((5000..5040).all(|page| after.contains_key(&page)), "it may be of a file");
     assert!(!after.contains_key(&6000));
     assert_eq!(left_out(dir.path()), 0, "nothing is left to be done");
+    assert_eq!(listed(), zeros);
     assert_eq!(read(dir.path()), after);
 }
 

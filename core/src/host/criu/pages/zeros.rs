@@ -1,13 +1,14 @@
 //! Leaving out zeros.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, ErrorKind};
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::FileExt;
 
 use rustix::fs::OFlags;
 
-use super::files::{LAZY, PAGE, Run, decode, encode, open, pagemap, pages, process, read};
+use super::files::{LAZY, PAGE, Run, decode, encode, open, pagemap, pages, process, read, zeros};
 use super::private::mark;
 
 /// Fewer zeros in a row are left: CRIU reads each run by itself. Pages.
@@ -15,8 +16,8 @@ const SHORTEST: usize = 16;
 /// So many pages are looked at at a time.
 const PIECE: usize = 1024;
 
-/// Leaves zeros out of the pages of all processes whose files are among `names` in a directory. Gives the bytes
-/// that it has left out.
+/// Leaves zeros out of the pages of all processes whose files are among `names` in a directory, and lists there which
+/// ([`left_out`]). Gives the bytes that it has left out.
 ///
 /// # Errors
 /// The files cannot be read or written; then they are of no use any more.
@@ -44,19 +45,49 @@ fn leave_out(dir: BorrowedFd<'_>, pid: i32) -> io::Result<u64> {
     if listed != Some(size) {
         return Ok(0);
     }
-    let (kept, end) = compact(&pages, runs)?;
+    let Compact { kept, end, left_out } = compact(&pages, runs)?;
     pages.set_len(end)?;
     if end < size {
         let bytes = encode(&head, &kept);
         map.write_all_at(&bytes, 0)?;
         map.set_len(bytes.len() as u64)?;
+        let words = left_out.iter().flat_map(|zeros| [zeros.start, zeros.end]);
+        let list: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
+        open(dir, &zeros(pid), flags)?.write_all_at(&list, 0)?;
     }
     Ok(size - end)
 }
 
-/// Moves what is kept to the front of the file. Gives the runs that are left, and where they end.
-fn compact(file: &File, runs: Vec<Run>) -> io::Result<(Vec<Run>, u64)> {
+/// The addresses, in their order, at which a process had zeros that [`leave_out_zeros`] has left out.
+///
+/// # Errors
+/// The list cannot be read.
+pub(crate) fn left_out(dir: BorrowedFd<'_>, pid: i32) -> io::Result<Vec<Range<u64>>> {
+    let list = match read(dir, &zeros(pid)) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        read => read?,
+    };
+    let word = |bytes: &[u8; 8]| u64::from_le_bytes(*bytes);
+    let (words, _) = list.as_chunks::<8>();
+    let (pairs, _) = words.as_chunks::<2>();
+    Ok(pairs.iter().map(|[start, end]| word(start)..word(end)).collect())
+}
+
+/// A file of pages without zeros.
+struct Compact {
+    /// The runs that are left.
+    kept: Vec<Run>,
+    /// Where they end in the file.
+    end: u64,
+    /// The addresses of what is not.
+    left_out: Vec<Range<u64>>,
+}
+
+/// Moves what is kept to the front of the file.
+fn compact(file: &File, runs: Vec<Run>) -> io::Result<Compact> {
     let mut kept: Vec<Run> = Vec::with_capacity(runs.len());
+    let mut left_out: Vec<Range<u64>> = Vec::new();
     let (mut from, mut to) = (0, 0);
     let mut buffer = vec![0; PIECE * PAGE];
     for run in runs {
@@ -72,7 +103,13 @@ fn compact(file: &File, runs: Vec<Run>) -> io::Result<(Vec<Run>, u64)> {
             file.read_exact_at(piece, from)?;
             for (zeros, part) in parts(piece, run.flags() & LAZY != 0) {
                 let pages = part.len() / PAGE;
-                if !zeros {
+                if zeros {
+                    let end = address + part.len() as u64;
+                    match left_out.last_mut().filter(|last| last.end == address) {
+                        Some(last) => last.end = end,
+                        None => left_out.push(address..end),
+                    }
+                } else {
                     if from != to {
                         file.write_all_at(part, to)?;
                     }
@@ -94,7 +131,7 @@ fn compact(file: &File, runs: Vec<Run>) -> io::Result<(Vec<Run>, u64)> {
             }
         }
     }
-    Ok((kept, to))
+    Ok(Compact { kept, end: to, left_out })
 }
 
 /// Cuts pages into parts that are zeros, if these are looked for, and others.
