@@ -34,7 +34,8 @@ use crate::commands::warm::WarmArgs;
 #[command(name = "gpucr", version, arg_required_else_help = true)]
 #[command(after_help = "\
 Exit codes: 0 success; 1 failure: the error says what state the program and the image are in, or that everything \
-was done but the result could not be written; 2 wrong usage; 3 this host lacks something (see gpucr check).\n\n\
+was done but the result could not be written; 2 wrong usage; 3 this host lacks something (see gpucr check). \
+gpucr run ends with the exit code of its program, with 127 if that is not found, and with 126 if it cannot be run.\n\n\
 Environment: GPUCR_LOG=debug logs each step; GPUCR_CRIU names the CRIU to use; GPUCR_LIB_DIR names the directory \
 of gpucr's own libraries; GPUCR_STORE names the default store (if it is not set, `store = DIR` in \
 ~/.config/gpucr/config or /etc/gpucr/config does), whose images can be given by name alone, or as `latest`; \

@@ -16,11 +16,16 @@ use gpucr_core::{Error, Failure, Left};
 
 use crate::bars;
 use crate::escape::{escaped, escaped_lines, escaped_list};
+use crate::fold;
 
 /// Failed; the program runs on, or the image is as it was.
 pub(crate) const FAILED: u8 = 1;
 /// Wrong usage.
 pub(crate) const USAGE: u8 = 2;
+/// As shells and env(1) say of a command that is there and cannot be run.
+pub(crate) const NOT_RUNNABLE: u8 = 126;
+/// And of one that is not there.
+pub(crate) const NOT_FOUND: u8 = 127;
 /// This host cannot do it.
 pub(crate) const HOST: u8 = 3;
 
@@ -159,13 +164,15 @@ pub(crate) fn io_error(what: &str) -> impl Fn(std::io::Error) -> CliError {
 /// Prints an error to stderr.
 pub(crate) fn show(error: CliError) {
     let CliError { message, state, help, code } = error;
+    let width = fold::width(std::io::stderr());
+    let fitting = |text: &str, label| fitting(text, width.map(|width| width.saturating_sub(label)));
     let shown = CliError {
-        message: escaped_list(&message),
-        state: state.map(|state| escaped(&state).into_owned()),
-        help: help.map(|help| escaped_lines(&help).into_owned()),
+        message: fitting(&escaped_list(&message), 4),
+        state: state.map(|state| fitting(&escaped(&state), 4)),
+        help: help.map(|help| fitting(&escaped_lines(&help), 8)),
         code,
     };
-    // Terminals fold long lines by themselves, and what is copied from there is whole: commands among it too.
+    // It would part commands.
     let _ = miette::set_hook(Box::new(|_| {
         Box::new(miette::MietteHandlerOpts::new().wrap_lines(false).build())
     }));
@@ -174,6 +181,12 @@ pub(crate) fn show(error: CliError) {
         // If this cannot be printed there is nowhere left to say so.
         let _ = writeln!(std::io::stderr().lock(), "{report:?}");
     });
+}
+
+/// Text whose lines fit into so many columns. Those of a list go on where its items begin.
+fn fitting(text: &str, width: Option<usize>) -> String {
+    let line = |line: &str| fold::folded(line, width, line.len() - line.trim_start().len());
+    text.split('\n').map(line).collect::<Vec<_>>().join("\n")
 }
 
 /// Prints an error to stderr and gives its exit code.

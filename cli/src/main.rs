@@ -32,7 +32,7 @@ use failure::CliError;
 
 /// What to do where an image cannot be opened that is named without a path.
 const NO_STORE: &str =
-    "`latest` and other names of images need a default store: set GPUCR_STORE=DIR";
+    "check the path. `latest` and other names of images need a default store: set GPUCR_STORE=DIR";
 
 fn main() -> ExitCode {
     let mut args = match usage::parse() {

@@ -118,7 +118,7 @@ fn fill(parts: &[Part], value: &Value, out: &mut String) -> Result<(), String> {
 }
 
 fn find<'a>(path: &[String], value: &'a Value) -> Result<&'a Value, String> {
-    path.iter().try_fold(value, |value, name| {
+    path.iter().enumerate().try_fold(value, |value, (number, name)| {
         let (found, known) = match value {
             Value::Object(fields) => (fields.get(name), fields.keys().cloned().collect()),
             Value::Array(list) => {
@@ -128,7 +128,11 @@ fn find<'a>(path: &[String], value: &'a Value) -> Result<&'a Value, String> {
             _ => (None, vec!["no fields".to_owned()]),
         };
         found.ok_or_else(|| {
-            format!("there is no `{name}` in `.{}`, which has {}", path.join("."), known.join(", "))
+            let within = match &path[..number] {
+                [] => String::new(),
+                names => format!(" in `.{}`", names.join(".")),
+            };
+            format!("there is no `{name}`{within}, which has {}", known.join(", "))
         })
     })
 }

@@ -1,5 +1,7 @@
 //! Programs in containers: pid and mount namespaces, and what is made as their first process.
 
+use std::process::Stdio;
+
 use anyhow::{Context, Result, ensure};
 use gpucr_tests::container::only_child;
 use gpucr_tests::{Lab, Started, binary, finish, refused, show, until};
@@ -66,7 +68,7 @@ fn the_entry_point_of_a_container() -> Result<()> {
     let mut ended = start(r#"sh -c "exit 7""#, "log-7")?;
     ensure!(ended.wait()?.code() == Some(7), "{}", read("log-7"));
     let mut missing = start("/no/such/program", "log-none")?;
-    ensure!(missing.wait()?.code() == Some(2), "{}", read("log-none"));
+    ensure!(missing.wait()?.code() == Some(127), "{}", read("log-none"));
 
     let mut asked =
         start(r#"sh -c "trap 'exit 9' USR1; echo ready; while :; do sleep 0.05; done""#, "log-9")?;
@@ -158,6 +160,36 @@ fn another_root_among_the_same_mounts_is_refused_with_what_to_do() -> Result<()>
     refused(&output, 1, &words)?;
     rustix::process::kill_process(pid(outer)?, rustix::process::Signal::KILL)?;
     ensure!(program.wait()?.code() == Some(128 + libc::SIGKILL));
+    Ok(())
+}
+
+/// Signals reach the program by itself, and those for gpucr are passed on, though gpucr holds them back while it starts
+/// the program. What cannot be run has the exit code that it has elsewhere.
+#[test]
+fn a_program_with_new_pids_gets_signals() -> Result<()> {
+    let lab = Lab::new();
+    let run = |command: &[&str]| {
+        let mut gpucr = lab.gpucr();
+        gpucr.args(["run", "--device", "soft", "--new-pids", "--"]).args(command);
+        gpucr
+    };
+    let output = run(&["grep", "SigBlk", "/proc/self/status"]).output()?;
+    let held = String::from_utf8_lossy(&output.stdout);
+    ensure!(held.trim_end() == "SigBlk:\t0000000000000000", "{}", show(&output));
+    let mut program = Started::spawn(run(&["sleep", "1000"]).stderr(Stdio::null()))?;
+    until("it is the program", || {
+        let name = |pid| std::fs::read_to_string(format!("/proc/{pid}/comm")).ok();
+        let sleep = only_child(program.id()).and_then(only_child).ok();
+        sleep.and_then(name).is_some_and(|name| name == "sleep\n")
+    })?;
+    rustix::process::kill_process(pid(program.id())?, rustix::process::Signal::TERM)?;
+    ensure!(program.wait()?.code() == Some(128 + libc::SIGTERM));
+    for (command, code) in [("no-such-program", 127), ("/dev/null", 126)] {
+        let output = run(&[command]).output()?;
+        ensure!(output.status.code() == Some(code), "{}", show(&output));
+        let output = lab.run(["run", "--device", "soft", "--", command])?;
+        ensure!(output.status.code() == Some(code), "{}", show(&output));
+    }
     Ok(())
 }
 

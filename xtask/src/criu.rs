@@ -235,7 +235,7 @@ fn install_package(apt: &mut Apt) -> Result<bool> {
     if Version::parse(&candidate).is_none_or(|version| version < oldest) {
         sys::say(
             "criu",
-            format!("the package is {candidate}; this kernel needs {oldest} or newer"),
+            format!("the package, {candidate}, is too old: this kernel needs {oldest} or newer"),
         );
         return Ok(false);
     }
@@ -328,8 +328,9 @@ fn download(source: &Source, dir: &Path) -> Result<(PathBuf, &'static str)> {
         let fetched = debian::fetch_upstream_tarball("criu", suite, &source.mirror, dir);
         match fetched.and_then(|file| Ok((pinned(&file)?, file))) {
             Ok((version, _)) if Version::parse(version).is_none_or(|known| known < oldest) => {
-                let needed =
-                    format!("{version} from Debian {suite}; this kernel needs {oldest} or newer");
+                let needed = format!(
+                    "{version} in Debian {suite} is too old: this kernel needs {oldest} or newer"
+                );
                 sys::say("criu", &needed);
                 failures.push_str(&format!("\n  {needed}"));
             }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use gpucr_core::kinds;
 use gpucr_core::process::survey::{Said, Seen, survey};
-use gpucr_wire::{Counts, GateState};
+use gpucr_wire::GateState;
 
 use crate::commands::{Outcome, io_error, note_folded, print_json, say_folded};
 use crate::paint::Paint;
@@ -40,12 +40,12 @@ struct Row {
     /// not as an agent does.
     state: &'static str,
     devices: Vec<String>,
-    /// Bytes that gpucr copies itself.
-    bulk_bytes: u64,
-    allocations: u64,
+    /// Bytes that gpucr copies itself. This and what follows are not known of a process that does not tell.
+    bulk_bytes: Option<u64>,
+    allocations: Option<u64>,
     /// Bytes that are left to the driver's checkpoint, as far as they are counted.
-    driver_bytes: u64,
-    launches: u64,
+    driver_bytes: Option<u64>,
+    launches: Option<u64>,
     /// Whether memory is left to the driver because it cannot be handed to another process.
     private: bool,
     /// What would make a dump refuse.
@@ -88,9 +88,9 @@ pub(crate) fn run(args: &PsArgs) -> Outcome {
             "{:>8}  {:<9} {:>12} {:>12} {:>10}  {:<12} {}",
             row.pid,
             row.state,
-            display::bytes(row.bulk_bytes),
-            display::bytes(row.driver_bytes),
-            row.launches,
+            known(row.bulk_bytes, display::bytes),
+            known(row.driver_bytes, display::bytes),
+            known(row.launches, |count| count.to_string()),
             devices.join(","),
             display::command(&row.command, longest),
         );
@@ -110,14 +110,26 @@ pub(crate) fn run(args: &PsArgs) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
+/// A number, or that it is not known.
+fn known(count: Option<u64>, shown: impl Fn(u64) -> String) -> String {
+    count.map_or_else(|| "-".to_owned(), shown)
+}
+
 fn row(seen: Seen) -> Row {
     let (state, counts) = match seen.said {
-        Said::Holds(GateState::Open {}, counts) => ("running", *counts),
-        Said::Holds(GateState::Closed {} | GateState::Closing {}, counts) => ("stopped", *counts),
-        Said::Holds(GateState::Detached {} | GateState::Parted {}, counts) => ("detached", *counts),
-        Said::Busy => ("busy", Counts::default()),
-        Said::Nothing(_) => ("silent", Counts::default()),
+        Said::Holds(GateState::Open {}, counts) => ("running", Some(*counts)),
+        Said::Holds(GateState::Closed {} | GateState::Closing {}, counts) => {
+            ("stopped", Some(*counts))
+        }
+        Said::Holds(GateState::Detached {} | GateState::Parted {}, counts) => {
+            ("detached", Some(*counts))
+        }
+        Said::Busy => ("busy", None),
+        Said::Nothing(_) => ("silent", None),
     };
+    let is_known = counts.is_some();
+    let counts = counts.unwrap_or_default();
+    let known = |count: u64| is_known.then_some(count);
     let mut unsupported = kinds::refused(&counts, kinds::by_driver);
     let driver_bytes = kinds::driver_bytes(&counts);
     unsupported.extend(counts.ungated);
@@ -126,10 +138,10 @@ fn row(seen: Seen) -> Row {
         command: seen.command,
         state,
         devices: counts.devices.iter().map(gpucr_core::device_uuid).collect(),
-        bulk_bytes: counts.bulk_bytes,
-        allocations: counts.allocations,
-        driver_bytes,
-        launches: counts.launches,
+        bulk_bytes: known(counts.bulk_bytes),
+        allocations: known(counts.allocations),
+        driver_bytes: known(driver_bytes),
+        launches: known(counts.launches),
         private: counts.private,
         unsupported,
     }

@@ -232,7 +232,7 @@ fn about_program(error: &Error) -> Help {
         Error::UnnamedTerminal { .. } => WITHOUT_TERMINAL,
         Error::Held { what, .. } if what == IO_URING => WITHOUT_IO_URING,
         Error::Held { what, .. } if what.starts_with(SYSTEM_V) => WITHOUT_SEGMENTS,
-        Error::Held { what, .. } if what.ends_with(OPENED_OUTSIDE) => OPENED_INSIDE,
+        Error::Held { what, .. } if what.contains(OPENED_OUTSIDE) => OPENED_INSIDE,
         Error::Held { options: [], .. } => "CRIU cannot save it: have the program close it first",
         Error::Held { options, .. } => {
             return Some(format!("dump it with {}", options.join(" or ")).into());

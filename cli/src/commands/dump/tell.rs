@@ -62,12 +62,11 @@ pub(super) fn tell(args: &DumpArgs, options: &Options, report: &Report) {
     if let Some(host) = &report.host {
         say_folded!(
             2,
-            "host memory: {} copied while it ran, {} of that changed; while it was stopped {} were read and {} \
-            could be skipped",
+            "host memory: {} copied while it ran, of which {} had not changed when it was stopped; {} were read \
+            then",
             display::bytes(host.ahead_bytes),
-            display::bytes(host.changed_bytes),
-            display::bytes(host.left_bytes),
             display::bytes(host.kept_bytes),
+            display::bytes(host.left_bytes),
         );
     }
     if let Some(late) = &report.deferral {

@@ -142,32 +142,43 @@ fn let_dump_end() {
     }
 }
 
-/// Has signals to this thread, and to threads and not to programs that it starts from now on, wait, or wait no more.
-fn hold_signals(hold: bool) {
-    // SAFETY: a set is made, filled and used.
+/// Has signals to this thread, and to what it starts from now on, wait. Gives which have waited so far.
+fn hold_signals() -> libc::sigset_t {
+    // SAFETY: a set is made, filled and used; the call fills the other.
     unsafe {
-        let mut set = std::mem::zeroed();
-        if hold {
-            libc::sigfillset(&mut set);
-        } else {
-            libc::sigemptyset(&mut set);
-        }
-        libc::pthread_sigmask(libc::SIG_SETMASK, &set, std::ptr::null_mut());
+        let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
+        libc::sigfillset(&mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
+        before
     }
+}
+
+/// Has these signals to this thread wait, and no others.
+fn hold_only(signals: &libc::sigset_t) {
+    // SAFETY: a set is used that the kernel has filled. No lock is taken and nothing is allocated, so this may be called
+    // between fork and exec.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, signals, std::ptr::null_mut()) };
 }
 
 /// Starts the program in a session of its own, passes signals on to it, waits for it and for whatever loses its parents,
 /// and ends with its exit status. If this is the first process of a namespace the kernel ends what is left then.
 pub(super) fn stay(mut command: Command) -> Outcome {
     // What comes before there is somebody to pass it on to waits.
-    hold_signals(true);
+    let held_before = hold_signals();
     let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
     in_own_session(&mut command);
+    // SAFETY: it may be called between fork and exec. A program keeps the signals that wait across exec.
+    unsafe {
+        command.pre_exec(move || {
+            hold_only(&held_before);
+            Ok(())
+        });
+    }
     leave_low_pids();
     let child = command.spawn().map_err(|error| cannot_run(&command, &error))?;
     let root = Pid::from_child(&child);
     signals.pass_to(child.id());
-    hold_signals(false);
+    hold_only(&held_before);
     loop {
         match reap(Some(root), &signals).map_err(io_error("cannot wait for the program"))? {
             Some((pid, end)) if pid == root => {

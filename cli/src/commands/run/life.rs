@@ -12,12 +12,12 @@ use rustix::process::{Pid, WaitId, WaitIdOptions};
 
 use super::events::EventPipe;
 use crate::commands::restore::{End, Held, hold_back};
-use crate::failure::{CliError, FAILED, USAGE};
+use crate::failure::{CliError, NOT_FOUND, NOT_RUNNABLE};
 use crate::signals::SignalPlan;
 
 /// Why the program does not run.
 pub(super) fn cannot_run(command: &Command, error: &std::io::Error) -> CliError {
-    let code = if error.kind() == std::io::ErrorKind::NotFound { USAGE } else { FAILED };
+    let code = if error.kind() == std::io::ErrorKind::NotFound { NOT_FOUND } else { NOT_RUNNABLE };
     CliError::new(code, format!("cannot run {}: {error}", command.get_program().display()))
 }
 

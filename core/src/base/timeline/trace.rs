@@ -90,7 +90,7 @@ impl Slice {
 #[derive(Debug, thiserror::Error)]
 pub enum BadTrace {
     /// No JSON, or none of a trace.
-    #[error("it is not a timeline: {0}")]
+    #[error(transparent)]
     Json(#[from] serde_json::Error),
     /// A trace of something else, or one that cannot be.
     #[error("{0}")]

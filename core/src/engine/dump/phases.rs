@@ -419,22 +419,25 @@ impl ConcurrentSave {
             tracing::warn!(%error, "the watchdog has died");
         }
         let shadowed = task.account.shadowed;
-        let entered = task.enter(Phase::Store, Some(shadowed));
-        let files: Vec<_> = held.iter().map(|held| held as &dyn Contents).collect();
-        let staged =
-            match entered.and_then(|()| Staged::take(task, &image.writer, unchanged, &files)) {
-                Ok(staged) => staged,
-                Err(error) => {
-                    drop((patience, copy));
-                    return Err(Setback::new(error, image));
-                }
-            };
-        drop(held);
+        if let Err(error) = task.enter(Phase::Store, Some(shadowed)) {
+            drop((patience, copy));
+            return Err(Setback::new(error, image));
+        }
+        // First what calls of the programs may wait for: host memory takes all cores for as long as it is compressed.
         let is_saved = copy.settled();
         late.iter_mut().for_each(|late| late.settled(&task.options.timeline));
         if is_saved {
             defer::unguard(&mut task.made.cuda_processes);
         }
+        let files: Vec<_> = held.iter().map(|held| held as &dyn Contents).collect();
+        let staged = match Staged::take(task, &image.writer, unchanged, &files) {
+            Ok(staged) => staged,
+            Err(error) => {
+                drop((patience, copy));
+                return Err(Setback::new(error, image));
+            }
+        };
+        drop(held);
         let by = copy.by();
         let (mut memory, blocks) = copy.finish();
         let is_missed = matches!(blocks, Err(Error::Misspeculated { .. }));

@@ -1,6 +1,7 @@
 //! What processes hold that CRIU saves only if it is told to, or not at all: looked up beforehand, as far as `/proc` and
 //! the kernel tell it.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -96,7 +97,7 @@ pub fn of(tree: &Tree) -> Holdings {
             if said.insert((what.clone(), is_unsaved.then_some(*pid))) {
                 let is_lost = what.starts_with(STREAM) || what.starts_with(RDMA);
                 let is_lost = is_lost || what.starts_with(SYSTEM_V) || is_unsaved;
-                let is_lost = is_lost || what.ends_with(OPENED_OUTSIDE);
+                let is_lost = is_lost || what.contains(OPENED_OUTSIDE);
                 all.held.push(Held { pid: *pid, what, options, is_lost });
             }
         };
@@ -124,7 +125,8 @@ pub fn of(tree: &Tree) -> Holdings {
         for one in open {
             of_file(one, &mut add);
             if seen.as_ref().is_some_and(|seen| is_outside(one, seen)) {
-                add(format!("{} {OPENED_OUTSIDE}", one.target.display()), &[]);
+                let (path, number) = (one.target.display(), one.number());
+                add(format!("{path} {OPENED_OUTSIDE} (descriptor {number})"), &[]);
             }
         }
         for mapped in mapped(*pid, saves_segments) {
@@ -180,6 +182,13 @@ struct Open {
     is_locked: bool,
     /// The number of the mount by which it was opened.
     mount: Option<u64>,
+}
+
+impl Open {
+    /// The number of the descriptor.
+    fn number(&self) -> Cow<'_, str> {
+        self.link.file_name().unwrap_or_default().to_string_lossy()
+    }
 }
 
 fn open(pid: u32) -> Vec<Open> {

@@ -155,6 +155,7 @@ fn ask(
     let heard = match ask() {
         Ok(said) => Heard::Says(process.pid, said),
         Err(AgentError::Absent { pid }) => Heard::Gone(pid),
+        Err(_) if process.has_ended() => Heard::Gone(process.pid),
         Err(AgentError::Broken { .. }) if Lock::is_taken(process) => {
             Heard::Says(process.pid, Said::Busy)
         }
