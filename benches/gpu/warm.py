@@ -24,6 +24,7 @@ def main():
     parser.add_argument("--gib", type=int, default=24)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--only", nargs="+", choices=["disk", "unpinned", "warm"], help="these ways alone")
     parser.add_argument("--out", default="warm-logs")
     peer.add_arguments(parser, optional=True)
     args = parser.parse_args()
@@ -31,7 +32,7 @@ def main():
                                             "--delay", "0.01"])
     failed = 0
     ways = [("disk", ["--no-warm"], None), ("unpinned", [], ["--unpinned"]), ("warm", [], [])]
-    for way, extra, keep in ways:
+    for way, extra, keep in [way for way in ways if not args.only or way[0] in args.only]:
         if keep is not None:
             subprocess.run([program.gpucr, "warm", "--drop", "--all"], stdout=subprocess.DEVNULL)
             began = time.monotonic()
