@@ -125,14 +125,14 @@ fn find<'a>(path: &[String], value: &'a Value) -> Result<&'a Value, String> {
                 let at = name.parse().ok().and_then(|at: usize| list.get(at));
                 (at, vec![format!("{} elements, by their numbers from 0", list.len())])
             }
-            _ => (None, vec!["no fields".to_owned()]),
+            _ => (None, vec!["a value".to_owned()]),
         };
         found.ok_or_else(|| {
             let within = match &path[..number] {
                 [] => String::new(),
                 names => format!(" in `.{}`", names.join(".")),
             };
-            format!("there is no `{name}`{within}, which has {}", known.join(", "))
+            format!("there is no `{name}`{within}, only {}", known.join(", "))
         })
     })
 }
@@ -184,9 +184,9 @@ mod tests {
             ("{{pid}}", "not understood"),
             ("{{if .pid}}", "not understood"),
             ("{{.a..b}}", "not understood"),
-            ("{{.nothing}}", "has list, name, none, pid"),
+            ("{{.nothing}}", "only list, name, none, pid"),
             ("{{.list.2}}", "2 elements"),
-            ("{{.pid.x}}", "no fields"),
+            ("{{.pid.x}}", "no `x` in `.pid`, only a value"),
             ("{{range .pid}}{{end}}", "not a list"),
         ];
         for (text, wanted) in cases {
