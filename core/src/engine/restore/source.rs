@@ -82,6 +82,11 @@ pub(super) trait ImageSource: ChunkSource + Send {
     /// A file cannot be read, or there is no room.
     fn criu_files(&self) -> Result<CriuFiles, Error>;
 
+    /// The directory that lists the zeros which CRIU's files do not have, if some were left out.
+    fn zeros(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
     /// Writes a file of pages among those: all of it, or what of it is in `parts`, with holes for the rest. Nothing
     /// where they are there long since.
     ///
@@ -257,6 +262,10 @@ impl ImageSource for WarmImage {
         let images = self.copy.criu_files()?;
         Ok(CriuFiles { images, work: Some(scratch::file_system()?), plan: None })
     }
+
+    fn zeros(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.copy.zeros())
+    }
 }
 
 /// Whether this is one of CRIU's files of pages.
@@ -354,7 +363,7 @@ impl Source {
             let file = all.iter().find(|file| file.name == name && !self.is_warm())?;
             Some(Arc::new(StoredPages::of(self, file)?) as Arc<dyn PagesFile>)
         };
-        let plan = Plan::of(files.images(), &elsewhere).unwrap_or_else(|error| {
+        let plan = Plan::of(files.images(), &elsewhere, self.0.zeros()).unwrap_or_else(|error| {
             tracing::warn!(%error, "CRIU brings in the memory of processes itself");
             None
         });

@@ -4,7 +4,8 @@
 //! |---|---|
 //! | `chunks` | the chunks of device memory, plain, each once, each at a multiple of 2 MiB; none of one repeated byte |
 //! | `table` | where each of them is |
-//! | `criu/` | CRIU's files, as the phase `extract` of a restore makes them |
+//! | `criu/` | CRIU's files, as the phase `extract` of a restore makes them, without long runs of zeros |
+//! | `zeros-PID` | where these zeros were in the memory of a process |
 //! | `carried/` | the files that the image carries, by their number in the manifest |
 //!
 //! Everything was checked against its hash when it was put there. Then the file system is made read-only.
@@ -149,7 +150,7 @@ impl<'a> Making<'a> {
         let extract = |file| self.image.extract_file(file, criu.as_fd());
         manifest.criu.files.par_iter().try_for_each(extract)?;
         let names = manifest.criu.files.iter().map(|file| file.name.as_str());
-        let left_out = leave_out_zeros(criu.as_fd(), names);
+        let left_out = leave_out_zeros(criu.as_fd(), self.root.as_fd(), names);
         let left_out = left_out.map_err(io_failed("leave zeros out of", CRIU))?;
         tracing::debug!(left_out, "zeros of host memory");
         let carried = make_dir(self.root.as_fd(), CARRIED)?;
@@ -235,6 +236,11 @@ impl WarmCopy {
     /// The chunks, in which [`place`](Self::place) says where each is.
     pub(super) fn chunks(&self) -> &Mapping {
         &self.chunks
+    }
+
+    /// The directory that lists the zeros which CRIU's files do not have.
+    pub(crate) fn zeros(&self) -> BorrowedFd<'_> {
+        self.root.as_fd()
     }
 
     /// The directory of CRIU's files, read-only.

@@ -178,7 +178,7 @@ pub(super) fn restore(
     inherit_fds: Vec<InheritFd>,
     shell_job: bool,
 ) -> Result<u32, RestoreError<String>> {
-    options.plan = Plan::of(options.images, &|_| None).unwrap().map(Arc::new);
+    options.plan = Plan::of(options.images, &|_| None, None).unwrap().map(Arc::new);
     let worker = criu.start_restore(inherit_fds, None, shell_job, None).unwrap();
     worker.restore(options, &mut || (), &mut nothing)
 }

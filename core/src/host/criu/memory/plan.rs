@@ -78,7 +78,8 @@ pub(super) struct Memory {
 }
 
 impl Plan {
-    /// Looks at CRIU's files in `images`. Of the files of pages that `elsewhere` gives there need be nothing. `None` if
+    /// Looks at CRIU's files in `images`. Of the files of pages that `elsewhere` gives there need be nothing. Where zeros
+    /// were left out of them, `zeros` is the directory of the lists. `None` if
     /// something about them is not known here, or the kernel gives no userfaultfd, or CRIU had better do it:
     ///
     /// - Of processes that were forked, and have the same mappings, it finds the pages that are still the same, and
@@ -91,6 +92,7 @@ impl Plan {
     pub(crate) fn of(
         images: BorrowedFd<'_>,
         elsewhere: &dyn Fn(&str) -> Option<Arc<dyn PagesFile>>,
+        zeros: Option<BorrowedFd<'_>>,
     ) -> io::Result<Option<Self>> {
         // SAFETY: a new descriptor, and nothing is registered with it.
         let uffd = unsafe { rustix::mm::userfaultfd(rustix::mm::UserfaultfdFlags::CLOEXEC) };
@@ -124,7 +126,8 @@ impl Plan {
             }
             plan.left_to_criu.insert(found.pages, between(&found.extents, file.size()));
             let memory = Memory::new(file, &found.extents, &found.mappings);
-            let zeros = within(&found.mappings, &pages::left_out(images, pid)?);
+            let listed = zeros.map_or_else(|| Ok(Vec::new()), |dir| pages::left_out(dir, pid))?;
+            let zeros = within(&found.mappings, &listed);
             plan.processes.insert(pid, Arc::new(Memory { zeros, ..memory }));
         }
         Ok((!plan.processes.is_empty()).then_some(plan))

@@ -148,7 +148,7 @@ pub(super) fn pagemap(pid: i32) -> String {
 
 /// gpucr's own list of zeros that were left out.
 pub(super) fn zeros(pid: i32) -> String {
-    format!("gpucr-zeros-{pid}")
+    format!("zeros-{pid}")
 }
 
 pub(super) fn mm(pid: i32) -> String {

@@ -49,7 +49,7 @@ fn read(dir: &Path) -> BTreeMap<u64, u8> {
 fn left_out(dir: &Path) -> u64 {
     let dir = File::open(dir).unwrap();
     let names = ["pagemap-42.img", "pagemap-shmem-3.img", "pages-7.img"];
-    leave_out_zeros(dir.as_fd(), names).unwrap() / PAGE as u64
+    leave_out_zeros(dir.as_fd(), dir.as_fd(), names).unwrap() / PAGE as u64
 }
 
 /// The private memory of process 42.

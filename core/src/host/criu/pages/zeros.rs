@@ -16,26 +16,27 @@ const SHORTEST: usize = 16;
 /// So many pages are looked at at a time.
 const PIECE: usize = 1024;
 
-/// Leaves zeros out of the pages of all processes whose files are among `names` in a directory, and lists there which
-/// ([`left_out`]). Gives the bytes that it has left out.
+/// Leaves zeros out of the pages of all processes whose files are among `names` in a directory, and lists in another one
+/// which ([`left_out`]). Gives the bytes that it has left out.
 ///
 /// # Errors
 /// The files cannot be read or written; then they are of no use any more.
 pub(crate) fn leave_out_zeros<'a>(
     dir: BorrowedFd<'_>,
+    lists: BorrowedFd<'_>,
     names: impl IntoIterator<Item = &'a str>,
 ) -> io::Result<u64> {
     let mut left_out = 0;
     for name in names {
         if let Some(pid) = process(name) {
             mark(dir, pid)?;
-            left_out += leave_out(dir, pid)?;
+            left_out += leave_out(dir, lists, pid)?;
         }
     }
     Ok(left_out)
 }
 
-fn leave_out(dir: BorrowedFd<'_>, pid: i32) -> io::Result<u64> {
+fn leave_out(dir: BorrowedFd<'_>, lists: BorrowedFd<'_>, pid: i32) -> io::Result<u64> {
     let map = open(dir, &pagemap(pid), OFlags::RDWR)?;
     let bytes = read(dir, &pagemap(pid))?;
     let Some((head, runs)) = decode(&bytes) else { return Ok(0) };
@@ -54,17 +55,18 @@ fn leave_out(dir: BorrowedFd<'_>, pid: i32) -> io::Result<u64> {
         let words = left_out.iter().flat_map(|zeros| [zeros.start, zeros.end]);
         let list: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
-        open(dir, &zeros(pid), flags)?.write_all_at(&list, 0)?;
+        open(lists, &zeros(pid), flags)?.write_all_at(&list, 0)?;
     }
     Ok(size - end)
 }
 
-/// The addresses, in their order, at which a process had zeros that [`leave_out_zeros`] has left out.
+/// The addresses, in their order, at which a process had zeros that [`leave_out_zeros`] has left out, as it has listed
+/// them in this directory. That must be one in which nobody else writes: they need memory for their page tables.
 ///
 /// # Errors
 /// The list cannot be read.
-pub(crate) fn left_out(dir: BorrowedFd<'_>, pid: i32) -> io::Result<Vec<Range<u64>>> {
-    let list = match read(dir, &zeros(pid)) {
+pub(crate) fn left_out(lists: BorrowedFd<'_>, pid: i32) -> io::Result<Vec<Range<u64>>> {
+    let list = match read(lists, &zeros(pid)) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
         read => read?,
     };
